@@ -1,0 +1,301 @@
+"""The queue and the one worker thread: which rows go into the next batch, and what becomes of each.
+
+Knows nothing of the model or of HTTP: rows are whatever has `num_tokens`, and `run` is whatever answers a list of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, ShuttingDown, WorkerDead
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
+RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
+
+
+class HasTokens(Protocol):
+    @property
+    def num_tokens(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the queue. Made by any thread, changed under the batcher's lock alone.
+
+    `future` resolves to the results of `rows`, in order, or to an `ApiError`.
+    """
+
+    rows: Sequence[HasTokens]
+    deadline: float  # time.monotonic() after which it does not start
+    queued_at: float
+    future: Future[list[Any]] = field(default_factory=Future)
+    results: dict[int, Any] = field(default_factory=dict)  # row -> result
+    next_row: int = 0  # the rows before it have started
+    started_at: float = 0.0
+    model_s: float = 0.0  # duration of the batches that it was part of
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.rows) - self.next_row
+
+    def resolve(self, outcome: list[Any] | ApiError) -> None:
+        """Set the outcome, unless the caller has cancelled or one row has failed before."""
+        if self.future.done() or not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, ApiError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of a ticket, taken into a batch."""
+
+    ticket: Ticket
+    index: int
+
+    @property
+    def row(self) -> HasTokens:
+        return self.ticket.rows[self.index]
+
+
+class RowQueue:
+    """Requests in turn, first come first served, a row each. Not locked: the batcher does that."""
+
+    def __init__(self) -> None:
+        self._tickets: deque[Ticket] = deque()
+        self.num_rows = 0  # that wait
+
+    def append(self, ticket: Ticket) -> None:
+        self._tickets.append(ticket)
+        self.num_rows += ticket.num_waiting
+
+    def remove(self, ticket: Ticket) -> None:
+        if ticket in self._tickets:
+            self._tickets.remove(ticket)
+            self.num_rows -= ticket.num_waiting
+
+    def clear(self) -> list[Ticket]:
+        tickets = list(self._tickets)
+        self._tickets.clear()
+        self.num_rows = 0
+        return tickets
+
+    def first_queued_at(self) -> float:
+        return self._tickets[0].queued_at
+
+    def take_batch(self, *, max_rows: int, max_tokens: int, now: float) -> list[Entry]:
+        """The next batch: requests take turns, a row each, while rows and padded tokens fit.
+
+        Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
+        nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
+        overtaken for ever.
+        """
+        batch: list[Entry] = []
+        longest = 0
+        while self._tickets and len(batch) < max_rows:
+            ticket = self._tickets.popleft()
+            if ticket.deadline < now and not ticket.next_row:
+                ticket.resolve(DeadlineExceeded("the request waited in the queue for too long", retry_after_s=1))
+            if ticket.future.done():
+                self.num_rows -= ticket.num_waiting
+                continue
+            longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
+            if batch and longest * (len(batch) + 1) > max_tokens:
+                self._tickets.appendleft(ticket)
+                break
+            batch.append(Entry(ticket, ticket.next_row))
+            ticket.started_at = ticket.started_at or now
+            ticket.next_row += 1
+            self.num_rows -= 1
+            if ticket.num_waiting:
+                self._tickets.append(ticket)  # behind the others: its next turn comes after theirs
+        return batch
+
+
+class Batcher:
+    """Rows in, results out. `submit`, `load` and `drain` belong to any thread; `work` to the worker thread."""
+
+    def __init__(
+        self,
+        run: Callable[[list[Any]], list[Any]],
+        *,
+        max_batch_rows: int,
+        max_batch_tokens: int,
+        max_queued_rows: int,
+        batch_window_s: float = 0.0,
+    ) -> None:
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone."""
+        self._run = run
+        self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
+        self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
+        self._queue = RowQueue()
+        self._changed = threading.Condition()
+        self._is_draining = self._is_dead = False
+        self._running: list[Entry] = []  # the batch in the model
+        self._seconds_per_row = 0.0
+        self.num_batches = self.num_rows = 0
+        self.beat_at = time.monotonic()  # when the worker last came round
+
+    def submit(self, rows: Sequence[HasTokens], timeout_s: float) -> Ticket:
+        """Queue all `rows` or none. Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
+        now = time.monotonic()
+        ticket = Ticket(rows, now + timeout_s, now)
+        with self._changed:
+            if self._is_dead:
+                raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+            if self._is_draining:
+                raise ShuttingDown("the server is shutting down", retry_after_s=1)
+            self._check_room(len(rows))
+            self._queue.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The caller is gone: rows that have not started cost no forward pass, the result of others is dropped."""
+        with self._changed:
+            if ticket.future.cancel():
+                self._queue.remove(ticket)
+                self._changed.notify_all()  # a drain may wait for an empty queue
+
+    def expire(self, ticket: Ticket) -> None:
+        """The deadline passed: fail the request unless a row of it has started."""
+        with self._changed:
+            if not ticket.next_row:
+                self._queue.remove(ticket)
+                retry_after_s = self._retry_after_s(self._queue.num_rows)
+                ticket.resolve(
+                    DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
+                )
+                self._changed.notify_all()
+
+    def check_room(self) -> None:
+        """Raises `Overloaded` if not even one row more would be admitted."""
+        with self._changed:
+            self._check_room(1)
+
+    def _check_room(self, num_rows: int) -> None:
+        waiting = self._queue.num_rows
+        if waiting + num_rows > self._max_queued_rows:
+            raise Overloaded(
+                f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may",
+                retry_after_s=self._retry_after_s(waiting),
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """The queue's part of `/health`."""
+        return {
+            "queued_rows": self._queue.num_rows,
+            "batches": self.num_batches,
+            "rows": self.num_rows,
+            "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3),
+        }
+
+    def _retry_after_s(self, waiting: int) -> int:
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(waiting * self._seconds_per_row)))
+
+    def work(self) -> None:
+        """Serve until drained. Worker thread only."""
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                return
+            self._serve(batch)
+
+    def _next_batch(self) -> list[Entry] | None:
+        with self._changed:
+            self._running = []
+            self._changed.notify_all()
+            while True:
+                self.beat_at = time.monotonic()
+                if self._queue.num_rows:
+                    self._wait_window()
+                    batch = self._queue.take_batch(
+                        max_rows=self._max_rows, max_tokens=self._max_tokens, now=time.monotonic()
+                    )
+                    if batch:
+                        self._running = batch
+                        return batch
+                elif self._is_draining:
+                    return None
+                else:
+                    self._changed.wait()
+
+    def _wait_window(self) -> None:
+        """`--batch-window-ms`: give more work the time to arrive, while there is room for it."""
+        while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
+            left = self._queue.first_queued_at() + self._window_s - time.monotonic()
+            if left <= 0:
+                return
+            self._changed.wait(left)
+
+    def _serve(self, batch: list[Entry]) -> None:
+        started = time.monotonic()
+        results = self._run_or_isolate([entry.row for entry in batch])
+        seconds = time.monotonic() - started
+        self.num_batches += 1
+        self.num_rows += len(batch)
+        per_row = seconds / len(batch)
+        self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
+        with self._changed:
+            for ticket in {id(entry.ticket): entry.ticket for entry in batch}.values():
+                ticket.model_s += seconds
+            for entry, result in zip(batch, results, strict=True):
+                self._deliver(entry.ticket, entry.index, result)
+
+    def _deliver(self, ticket: Ticket, index: int, result: Any) -> None:
+        ticket.results[index] = result
+        if isinstance(result, ApiError):
+            self._queue.remove(ticket)
+            ticket.resolve(result)
+        elif len(ticket.results) == len(ticket.rows):
+            ticket.resolve([ticket.results[row] for row in range(len(ticket.rows))])
+
+    def _run_or_isolate(self, rows: list[HasTokens]) -> list[Any]:
+        """A batch that fails is run again row by row, so that only the culprit fails."""
+        try:
+            results = self._run(rows)
+            if len(results) != len(rows):
+                raise RuntimeError(f"{len(rows)} rows gave {len(results)} results")
+            return results
+        except Exception:
+            logger.exception("batch failed: rows=%d", len(rows))
+            if len(rows) == 1:
+                return [InternalError("the model failed on this request")]
+        return [result for row in rows for result in self._run_or_isolate([row])]
+
+    def drain(self, timeout_s: float) -> bool:
+        """Admit nothing more and let the worker end; True if all that was queued was answered in time.
+
+        What is left then fails with `ShuttingDown`.
+        """
+        with self._changed:
+            self._is_draining = True
+            self._changed.notify_all()
+            is_empty = self._changed.wait_for(
+                lambda: self._is_dead or not (self._queue.num_rows or self._running), timeout_s
+            )
+            self._fail_all(ShuttingDown("the server is shutting down", retry_after_s=1))
+        return is_empty
+
+    def die(self) -> None:
+        """The worker is gone: fail all that waits, admit nothing more."""
+        with self._changed:
+            self._is_dead = True
+            self._fail_all(WorkerDead("the model's worker has stopped", retry_after_s=5))
+            self._changed.notify_all()
+
+    def _fail_all(self, error: ApiError) -> None:
+        for ticket in [*self._queue.clear(), *(entry.ticket for entry in self._running)]:
+            ticket.resolve(error)

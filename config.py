@@ -1,0 +1,159 @@
+"""The settings: one frozen `Config`, from whose fields the flags, the environment and the help are made."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from errors import StartupError
+
+STARTER_MODEL = Path(__file__).resolve().parent / "model"
+ENVIRONMENT_PREFIX = "ONEPASS_"
+API_KEY_VARIABLE = "ONEPASS_API_KEY"
+MIN_IDLE_TIMEOUT_S = 65  # the official SDK reuses a connection for up to 30 s, load balancers for 60 s
+
+
+def _setting(default: Any, help: str, **limits: Any) -> Any:
+    """A field that is also a flag; `limits` may hold `choices`, `minimum`, `maximum` and `metavar`."""
+    return field(default=default, metadata={"help": help, **limits})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything that can be set. Raises `StartupError` when made with values that cannot work."""
+
+    model: str = _setting(str(STARTER_MODEL), "checkpoint folder, or a repository on the Hugging Face Hub")
+    revision: str = _setting("", "branch, tag or commit of a Hub repository", metavar="REV")
+    require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(8017, "port to listen on; 0 picks a free one", minimum=0, maximum=65535)
+    backend: str = _setting("auto", "whose forward pass runs", choices=("auto", "fast", "transformers"))
+    device: str = _setting("auto", "where it runs", choices=("auto", "cpu", "cuda"))
+    dtype: str = _setting("auto", "number format of the weights", choices=("auto", "float32", "bfloat16", "float16"))
+    encoding: str = _setting(
+        "auto", "questions in one prompt or one prompt each", choices=("auto", "joint", "per_question")
+    )
+    served_name: str = _setting("", "model name in answers; default: the folder's or repository's")
+    strict_model: bool = _setting(False, "refuse a request that names another model")
+    api_key_file: str = _setting("", "file of accepted API keys, one a line", metavar="FILE")
+    allowed_origins: str = _setting("", "origins that browsers may call from, comma-separated, or *", metavar="LIST")
+    batch_window_ms: float = _setting(0.0, "wait this long for more work before a batch", minimum=0, maximum=1000)
+    max_batch_rows: int = _setting(32, "prompt rows in one batch", minimum=1, maximum=4096)
+    max_batch_tokens: int = _setting(4096, "tokens in one batch, padding counted", minimum=64, maximum=1 << 22)
+    max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
+    max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
+    max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
+    timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)
+    read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)
+    idle_timeout_s: float = _setting(75.0, "keep an unused connection", minimum=MIN_IDLE_TIMEOUT_S, maximum=86400)
+    drain_s: float = _setting(20.0, "time to finish queued work after SIGTERM", minimum=0, maximum=3600)
+    verbose: bool = _setting(False, "log every batch and startup step")
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # no flag: other users can read a command line
+
+    def __post_init__(self) -> None:
+        for item in _flags():
+            _check(item, getattr(self, item.name))
+        if self.revision and Path(self.model).is_dir():
+            raise StartupError(f"--revision needs a Hub repository, but --model {self.model} is a folder")
+        if self.device == "cpu" and self.dtype == "float16":
+            raise StartupError("--dtype float16 needs --device cuda; on a CPU use float32 or bfloat16")
+        if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
+            raise StartupError("an API key must be printable ASCII without blanks")
+
+    @property
+    def is_starter(self) -> bool:
+        """Whether the checkpoint is the one shipped here, whose manifest is the top-level SHA256SUMS."""
+        return Path(self.model).resolve() == STARTER_MODEL
+
+
+def _flags() -> list[Field[Any]]:
+    return [item for item in fields(Config) if "help" in item.metadata]
+
+
+def flag_name(item: Field[Any]) -> str:
+    return "--" + item.name.replace("_", "-")
+
+
+def _check(item: Field[Any], value: Any) -> None:
+    choices, low, high = (item.metadata.get(key) for key in ("choices", "minimum", "maximum"))
+    if choices and value not in choices:
+        raise StartupError(f"{flag_name(item)} must be one of {', '.join(choices)}, not {value!r}")
+    if low is not None and not low <= value <= high:  # NaN fails too
+        raise StartupError(f"{flag_name(item)} must be from {low} to {high}, not {value}")
+
+
+def _convert(item: Field[Any], text: str, source: str) -> Any:
+    """`text` as the field's type; `source` (a flag or a variable) is named when it does not fit."""
+    kind = type(item.default)
+    try:
+        if kind is bool:
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[
+                text.lower()
+            ]
+        return kind(text)
+    except (ValueError, KeyError):
+        wanted = {bool: "1 or 0", int: "a whole number", float: "a number"}[kind]
+        raise StartupError(f"{source} must be {wanted}, not {text!r}") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message} (see --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="server.py",
+        description="Serve System One decisions: POST /v1/systemone.",
+        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
+        f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
+        allow_abbrev=False,
+    )
+    for item in _flags():
+        shown = (
+            "" if item.default in ("", False) else f" (default: {'model/' if item.name == 'model' else item.default})"
+        )
+        text = item.metadata["help"].replace("%", "%%") + shown
+        options: dict[str, Any] = {"dest": item.name, "default": MISSING, "help": text}
+        if isinstance(item.default, bool):
+            parser.add_argument(flag_name(item), action=argparse.BooleanOptionalAction, **options)
+        else:
+            choices = item.metadata.get("choices")
+            metavar = item.metadata.get("metavar") or (
+                "|".join(choices) if choices else type(item.default).__name__.upper()
+            )
+            parser.add_argument(flag_name(item), metavar=metavar, **options)
+    return parser
+
+
+def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    keys = [environ[API_KEY_VARIABLE].strip()] if environ.get(API_KEY_VARIABLE, "").strip() else []
+    if path:
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as err:
+            reason = getattr(err, "strerror", None) or "it is not UTF-8 text"
+            raise StartupError(f"--api-key-file {path} cannot be read: {reason}") from None
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise StartupError(f"--api-key-file {path} holds no key; put one a line")
+        keys += found
+    return tuple(keys)
+
+
+def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
+    """The settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
+    given = vars(_parser().parse_args(argv))
+    values: dict[str, Any] = {}
+    for item in _flags():
+        variable = ENVIRONMENT_PREFIX + item.name.upper()
+        if given[item.name] is not MISSING:
+            value = given[item.name]
+            values[item.name] = _convert(item, value, flag_name(item)) if isinstance(value, str) else value
+        elif variable in environ:
+            values[item.name] = _convert(item, environ[variable], variable)
+    return Config(**values, api_keys=_read_keys(values.get("api_key_file", ""), environ))

@@ -1,0 +1,336 @@
+"""The whole decision in process: verify, load, validate, render, batch, answer. `server.py` puts HTTP over it.
+
+decider = Decider(Config())
+decider.start()
+decider.ready.wait()
+print(decider.decide(b'{"state": "…", "questions": {…}}'))
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Protocol
+
+import readout
+from batcher import Batcher, Ticket
+from checkpoint import Checkpoint, open_checkpoint, set_hub_environment
+from config import Config
+from errors import (
+    ApiError,
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    Loading,
+    ShuttingDown,
+    StartupError,
+    WorkerDead,
+)
+from wire import Question, Request, encode_response, parse_request
+
+if TYPE_CHECKING:
+    from prompt import (
+        Prompter,
+        Row,
+    )  # imported by `load`: transformers takes seconds, and must find the Hub settings made
+
+logger = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+MODEL_ALIAS = "jev-latest"  # the official clients' default name
+LOADING_RETRY_S = 2
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
+WARM_UP_STATE = "The parcel arrived two days late and the box was open."
+WARM_UP_QUESTIONS = (
+    Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
+    Question("topic", "choice", "What is it about?", ("delivery", "payment", "other"), (None, "Money", None)),
+    Question("mood", "score", "How unhappy is the writer?", ("0", "1", "2"), ("Not", "Somewhat", "Very")),
+)
+
+
+class EngineLike(Protocol):
+    """What a decider needs of an engine; `engine.Engine` is the real one."""
+
+    def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    checkpoint: Checkpoint
+    prompter: Prompter
+    engine: EngineLike
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A request in the queue."""
+
+    request: Request
+    ticket: Ticket
+    started_at: float
+
+    @property
+    def future(self) -> Future[list[Any]]:
+        return self.ticket.future
+
+    @property
+    def deadline(self) -> float:
+        return self.ticket.deadline
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ticket.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.ticket.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    body: bytes
+    queue_ms: float
+    model_ms: float
+    num_rows: int
+    num_tokens: int
+
+
+def load(config: Config) -> Loaded:
+    """Verify, then load. Worker thread only. Raises `StartupError`."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
+    set_hub_environment(config)
+    checkpoint = open_checkpoint(config)
+    from transformers import AutoTokenizer
+
+    from engine import Engine
+    from prompt import DecisionFormat, Prompter
+
+    decision = DecisionFormat.load(checkpoint.folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as err:  # the library raises whatever its parsers raise
+        raise StartupError(
+            f"{checkpoint.folder}: the tokenizer cannot be loaded: {str(err).splitlines()[0][:200]}"
+        ) from err
+    engine = Engine(checkpoint, config, decision.readout)
+    max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
+    prompter = Prompter(tokenizer, decision, max_tokens=max_tokens, encoding=config.encoding)
+    return Loaded(checkpoint, prompter, engine)
+
+
+class Decider:
+    """Owns the worker thread. Every method may be called from any thread."""
+
+    def __init__(self, config: Config, load: Callable[[Config], Loaded] = load) -> None:
+        self.config = config
+        self.ready = threading.Event()  # requests are answered
+        self.dead = threading.Event()  # loading failed, or the worker died
+        self.failure: BaseException | None = None  # why; a `StartupError` is one line for the user
+        self._settled = threading.Event()  # one of the two
+        self._load = load
+        self._loaded: Loaded | None = None
+        self._is_draining = False
+        self._load_s = 0.0
+        self._warm_up: dict[str, Any] = {}
+        self._batcher = Batcher(
+            self._run,
+            max_batch_rows=config.max_batch_rows,
+            max_batch_tokens=config.max_batch_tokens,
+            max_queued_rows=config.max_queued_rows,
+            batch_window_s=config.batch_window_ms / 1000,
+        )
+        self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
+
+    def start(self) -> None:
+        """Load in the worker thread, then serve; returns at once."""
+        self._worker.start()
+
+    def _work(self) -> None:
+        started = time.monotonic()
+        try:
+            self._loaded = self._load(self.config)
+            self._warm_up = warm_up(self._loaded)
+            self._load_s = time.monotonic() - started
+            self.ready.set()
+            self._settled.set()
+            self._batcher.work()
+            return
+        except StartupError as err:
+            self.failure = err
+        except BaseException as err:  # whatever ends this thread must end the server
+            logger.exception("the worker died")
+            self.failure = err
+        self.ready.clear()
+        self._batcher.die()
+        self.dead.set()
+        self._settled.set()
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Raises why the model could not be loaded, or `TimeoutError`."""
+        if not self._settled.wait(timeout_s):
+            raise TimeoutError(f"the model was not ready after {timeout_s} s")
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self, rows: list[Row]) -> list[Any]:
+        """One batch. A row whose scores are not all finite fails alone."""
+        assert self._loaded is not None
+        scores = self._loaded.engine.forward(rows)
+        return [
+            row_scores
+            if all(math.isfinite(score) for question in row_scores for score in question)
+            else InternalError("the model gave a score that is not a number")
+            for row_scores in scores
+        ]
+
+    def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
+        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
+        started_at = time.monotonic()
+        if error := self.unready():
+            raise error
+        assert self._loaded is not None
+        self._batcher.check_room()  # before the work of reading what will be refused
+        request = parse_request(body, content_type)
+        if request.has_images:
+            raise BadRequest("this model reads text only: send no images and no assets")
+        if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
+            raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
+        rows = self._loaded.prompter.render(request)
+        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at)
+
+    def cancel(self, pending: Pending) -> None:
+        """The caller is gone."""
+        self._batcher.cancel(pending.ticket)
+
+    def expire(self, pending: Pending) -> None:
+        """The deadline passed; fails the request unless it has started."""
+        self._batcher.expire(pending.ticket)
+
+    def answer(self, pending: Pending) -> Answered:
+        """Waits for the outcome. Raises the `ApiError` that it failed with."""
+        ticket = pending.ticket
+        try:
+            results = ticket.future.result()
+        except CancelledError:
+            raise DeadlineExceeded("the request was given up", retry_after_s=1) from None
+        assert self._loaded is not None
+        decision = self._loaded.prompter.decision
+        answers = {}
+        scores = (question for row in results for question in row)
+        for question, question_scores in zip(pending.request.questions, scores, strict=True):
+            by_option = readout.probabilities(question_scores, decision.temperature.get(question.type, 1.0))
+            if question.type == "noul":
+                places = [decision.noul_options.index(option) for option in question.options]
+                by_option = [by_option[place] for place in places]
+            answers[question.id] = readout.answer(question, by_option)
+        num_tokens = pending.num_tokens
+        latency_ms = (time.monotonic() - pending.started_at) * 1000
+        body = encode_response(model=self.model_name, answers=answers, input_tokens=num_tokens, latency_ms=latency_ms)
+        queue_ms = (ticket.started_at - ticket.queued_at) * 1000
+        return Answered(body, queue_ms, ticket.model_s * 1000, pending.num_rows, num_tokens)
+
+    def decide(self, body: bytes) -> bytes:
+        """Request body in, response body out, without a server. Raises `ApiError`."""
+        return self.answer(self.submit(body)).body
+
+    @property
+    def model_name(self) -> str:
+        return self._loaded.checkpoint.name if self._loaded else self.config.served_name
+
+    def unready(self) -> ApiError | None:
+        """Why a request sent now would not be answered."""
+        if self.dead.is_set():
+            return WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+        if self._is_draining:
+            return ShuttingDown("the server is shutting down", retry_after_s=1)
+        if not self.ready.is_set():
+            return Loading("the model is loading", retry_after_s=LOADING_RETRY_S)
+        return None
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new work and finish what is queued; True if all of it was answered in time."""
+        self._is_draining = True
+        return self._batcher.drain(timeout_s)
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """(whether requests are answered, the document of `/health`)"""
+        error = self.unready()
+        status = {"status": error.error_type if error else "ready"}
+        if error:
+            status["reason"] = error.message
+        loaded, config = self._loaded, self.config
+        if loaded is None:
+            return False, {**status, "model": config.served_name or config.model}
+        prompter, checkpoint = loaded.prompter, loaded.checkpoint
+        return error is None, {
+            **status,
+            "model": checkpoint.name,
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "verified": checkpoint.is_verified,
+            "digests": checkpoint.digests,
+            **loaded.engine.describe(),
+            "readout": prompter.decision.readout,
+            "encoding": prompter.encoding,
+            "encodings": prompter.encodings,
+            "images": False,
+            "images_reason": "this version reads text only",
+            "max_prompt_tokens": prompter.max_tokens,
+            "load_s": round(self._load_s, 3),
+            "warm_up": self._warm_up,
+            "hub_offline": os.environ.get("HF_HUB_OFFLINE") == "1",
+            "limits": {
+                name: getattr(config, name)
+                for name in ("max_batch_rows", "max_batch_tokens", "max_queued_rows", "batch_window_ms", "timeout_s")
+            },
+            **self._batcher.describe(),
+            "worker_alive": self._worker.is_alive(),
+            "versions": versions(),
+        }
+
+    def models(self) -> dict[str, Any]:
+        """The document of `GET /v1/models`, in the official form and in OpenAI's."""
+        assert self._loaded is not None
+        checkpoint = self._loaded.checkpoint
+        created = int((checkpoint.folder / "config.json").stat().st_mtime)
+        date = time.strftime("%Y-%m-%d", time.gmtime(created))
+        text = f"{checkpoint.name}, served by Onepass"
+        names = {checkpoint.name: text, MODEL_ALIAS: f"another name for {checkpoint.name}"}
+        return {
+            "models": [{"name": name, "description": text, "release_date": date} for name, text in names.items()],
+            "object": "list",
+            "data": [{"id": name, "object": "model", "created": created, "owned_by": "onepass"} for name in names],
+        }
+
+
+def warm_up(loaded: Loaded) -> dict[str, Any]:
+    """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
+    started = time.monotonic()
+    is_same = True
+    for encoding in loaded.prompter.encodings:
+        rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
+        first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
+        is_same = is_same and first == second
+        if not all(math.isfinite(score) for row in first for question in row for score in question):
+            raise StartupError("the model's scores are not numbers; try --dtype float32")
+    return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}
+
+
+def versions() -> dict[str, str]:
+    found = {"onepass": VERSION, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,146 @@
+"""Every way a request can fail, and what the client is told; knows nothing of HTTP framing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+MAX_REPORTED_ERRORS = 20  # a request may hold 512 broken questions; nobody reads more than a screenful
+
+
+class StartupError(Exception):
+    """The server cannot start; the message is one line that says why and what is allowed."""
+
+
+class ApiError(Exception):
+    """A request that gets no decision. Subclasses fix `status` and `error_type`.
+
+    `retry_after_s`, where set, becomes the `Retry-After` header (whole seconds, below 30: the official SDK gives up then).
+    """
+
+    status = 500
+    error_type = "internal_error"
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+    def detail(self) -> object:
+        return {"error_type": self.error_type, "message": self.message}
+
+    def body(self) -> bytes:
+        return json.dumps({"detail": self.detail()}, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
+
+
+class BadRequest(ApiError):
+    status, error_type = 400, "api_usage_error"
+
+
+class TooManyTokens(ApiError):
+    """A prompt row longer than the model reads."""
+
+    status, error_type = 400, "max_tokens_exceeded"
+
+
+class Unauthorized(ApiError):
+    status, error_type = 401, "authentication_error"
+
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class NotFound(ApiError):
+    status = 404
+
+    def __init__(self) -> None:
+        super().__init__("Not Found")
+
+    def detail(self) -> object:
+        return self.message
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        super().__init__("Method Not Allowed")
+        self.allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {"Allow": ", ".join(self.allowed)}
+
+    def detail(self) -> object:
+        return self.message
+
+
+class RequestTimeout(ApiError):
+    status, error_type = 408, "request_timeout"
+
+
+class LengthRequired(ApiError):
+    status, error_type = 411, "api_usage_error"
+
+
+class RequestTooLarge(ApiError):
+    status, error_type = 413, "request_too_large"
+
+
+class UnsupportedEncoding(ApiError):
+    status, error_type = 415, "unsupported_encoding"
+
+
+class HeadersTooLarge(ApiError):
+    status, error_type = 431, "api_usage_error"
+
+
+class InvalidRequest(ApiError):
+    """What the schema forbids, in FastAPI's shape: one entry per broken field, `loc` from the body down."""
+
+    status = 422
+
+    def __init__(self, errors: Sequence[tuple[tuple[str | int, ...], str, str]]) -> None:
+        """`errors` holds (location below the body, message, type) triples."""
+        super().__init__("; ".join(f"{'.'.join(map(str, loc))}: {msg}" for loc, msg, _ in errors[:1]))
+        self.errors = errors
+
+    @classmethod
+    def at(cls, loc: tuple[str | int, ...], msg: str, kind: str = "value_error") -> InvalidRequest:
+        return cls([(loc, msg, kind)])
+
+    def detail(self) -> object:
+        shown = self.errors[:MAX_REPORTED_ERRORS]
+        return [{"loc": ["body", *loc], "msg": msg, "type": kind} for loc, msg, kind in shown]
+
+
+class Overloaded(ApiError):
+    """The queue is full."""
+
+    status, error_type = 503, "overloaded_error"
+
+
+class Loading(ApiError):
+    status, error_type = 503, "loading"
+
+
+class ShuttingDown(ApiError):
+    status, error_type = 503, "shutting_down"
+
+
+class DeadlineExceeded(ApiError):
+    """The request waited in the queue for longer than `--timeout-s`."""
+
+    status, error_type = 503, "deadline_exceeded"
+
+
+class WorkerDead(ApiError):
+    status, error_type = 503, "worker_dead"
+
+
+class InternalError(ApiError):
+    """Our fault, and only ours; the message holds no internals."""

@@ -1,0 +1,25 @@
+"""What every test needs: no network, and small checkpoints made on the spot."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the Hub libraries
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+from pathlib import Path
+
+import pytest
+from checkpoints import make_chat_checkpoint, make_decision_checkpoint
+
+
+@pytest.fixture(scope="session")
+def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat model that knows nothing of decisions."""
+    return make_chat_checkpoint(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="session")
+def labels_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Readout `labels`, with a template for each encoding."""
+    return make_decision_checkpoint(tmp_path_factory.mktemp("labels"))

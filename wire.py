@@ -1,0 +1,286 @@
+"""The JSON contract: what a request must hold, as types that validate it, and how an answer is written.
+
+One `parse_request` turns a body into a `Request`; every error names the field and what is allowed there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from body import RepeatedKeys, read_json, read_multipart
+from errors import InvalidRequest
+
+MAX_QUESTIONS = 512
+MAX_OPTIONS = 255
+MAX_LEVELS = 10
+MAX_NAME_SHOWN = 40  # characters of a client's own name repeated in an error
+
+Text = str | dict[str, Any] | list[Any]
+NOUL_ALIASES = {"true": "true", "yes": "true", "false": "false", "no": "false"}
+TEXT_ALLOWED = "a string, an object or an array"
+OPTIONS_ALLOWED = f"an object of 1 to {MAX_OPTIONS} labels, each with a description (string, object or array) or null"
+LEVELS_ALLOWED = f"an array of 1 to {MAX_LEVELS} levels, low to high, each a string, an object or an array"
+SIDES_ALLOWED = (
+    "null or an object with true and/or false (or yes and/or no), each a string, an object, an array or null"
+)
+QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
+TYPE_ALLOWED = "'noul', 'choice' or 'score'"
+ENCODINGS = ("joint", "per_question")
+
+
+def _must(allowed: str, kind: str) -> PydanticCustomError:
+    return PydanticCustomError(kind, "must be {allowed}", {"allowed": allowed})  # type: ignore[arg-type]
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= MAX_NAME_SHOWN else name[:MAX_NAME_SHOWN] + "…"
+
+
+def _check_unique(value: object) -> None:
+    if isinstance(value, RepeatedKeys):
+        raise PydanticCustomError("repeated_key", "must not name {key} twice", {"key": repr(_shown(value.key))})
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, (str, dict, list)):
+        raise _must(TEXT_ALLOWED, "text_type")
+    return value
+
+
+def _sides(value: object) -> object:
+    """The noul's criteria with `yes` and `no` under their other names."""
+    _check_unique(value)
+    if not isinstance(value, dict):
+        raise _must(SIDES_ALLOWED, "noul_criteria")
+    sides: dict[str, object] = {}
+    for key, text in value.items():
+        side = NOUL_ALIASES.get(key)
+        if side is None or side in sides or not (text is None or isinstance(text, (str, dict, list))):
+            raise _must(SIDES_ALLOWED, "noul_criteria")
+        sides[side] = text
+    return sides
+
+
+def _options(value: object) -> object:
+    _check_unique(value)
+    if not isinstance(value, dict):
+        raise _must(OPTIONS_ALLOWED, "choice_criteria")
+    if not 1 <= len(value) <= MAX_OPTIONS:
+        raise _must(f"{OPTIONS_ALLOWED}, not {len(value)} labels", "choice_criteria")
+    for label, text in value.items():
+        if not (text is None or isinstance(text, (str, dict, list))):
+            raise _must(f"{OPTIONS_ALLOWED}; look at {_shown(label)!r}", "choice_criteria")
+    return value
+
+
+def _levels(value: object) -> object:
+    if not isinstance(value, list):
+        raise _must(LEVELS_ALLOWED, "score_criteria")
+    if not 1 <= len(value) <= MAX_LEVELS:
+        raise _must(f"{LEVELS_ALLOWED}, not {len(value)} levels", "score_criteria")
+    return value
+
+
+def _questions(value: object) -> object:
+    _check_unique(value)
+    if not isinstance(value, dict):
+        raise _must(QUESTIONS_ALLOWED, "questions_type")
+    if not 1 <= len(value) <= MAX_QUESTIONS:
+        raise _must(f"{QUESTIONS_ALLOWED}, not {len(value)}", "questions_length")
+    for question in value.values():
+        _check_unique(question)
+    return value
+
+
+def _schema(**schema: Any) -> WithJsonSchema:
+    return WithJsonSchema(schema)
+
+
+_TEXT_TYPES = [{"type": "string"}, {"type": "object"}, {"type": "array"}]
+_NULLABLE_TEXT = {"anyOf": [*_TEXT_TYPES, {"type": "null"}]}
+TextField = Annotated[Any, AfterValidator(_text), _schema(anyOf=_TEXT_TYPES)]
+Sides = Annotated[
+    Any,
+    AfterValidator(_sides),
+    _schema(type="object", properties=dict.fromkeys(NOUL_ALIASES, _NULLABLE_TEXT), additionalProperties=False),
+]
+Options = Annotated[
+    Any,
+    AfterValidator(_options),
+    _schema(type="object", additionalProperties=_NULLABLE_TEXT, minProperties=1, maxProperties=MAX_OPTIONS),
+]
+Levels = Annotated[list[TextField], BeforeValidator(_levels)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+
+class Noul(_Model):
+    """A yes/no question."""
+
+    type: Literal["noul"]
+    instructions: TextField | None = None
+    criteria: Sides | None = None
+
+
+class Choice(_Model):
+    """One of named options."""
+
+    type: Literal["choice"]
+    instructions: TextField | None = None
+    criteria: Options
+
+
+class Score(_Model):
+    """A place on an ordered scale."""
+
+    type: Literal["score"]
+    instructions: TextField | None = None
+    criteria: Levels
+
+
+def _question_type(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("noul", "choice", "score") else None
+
+
+AnyQuestion = Annotated[
+    Annotated[Noul, Tag("noul")] | Annotated[Choice, Tag("choice")] | Annotated[Score, Tag("score")],
+    Discriminator(
+        _question_type,
+        custom_error_type="question_type",
+        custom_error_message=f"must be an object whose type is {TYPE_ALLOWED}",
+    ),
+]
+
+
+class Body(_Model):
+    """The body of `POST /v1/systemone`. Fields it does not name are ignored."""
+
+    state: TextField
+    questions: Annotated[dict[str, AnyQuestion], BeforeValidator(_questions)]
+    model: str | None = None
+    encoding: Literal["joint", "per_question"] | None = None
+    images: dict[str, Any] | list[Any] | None = None
+    assets: dict[str, Any] | None = None
+
+
+_BODY = TypeAdapter(Body)
+_ALLOWED = {  # what pydantic's own errors do not say
+    ("state",): TEXT_ALLOWED,
+    ("questions",): QUESTIONS_ALLOWED,
+    ("model",): "a string",
+    ("encoding",): "'joint' or 'per_question'",
+    ("images",): "an object of pictures by name or an array of pictures",
+    ("assets",): "an object of pictures by placeholder",
+    ("choice", "criteria"): OPTIONS_ALLOWED,
+    ("score", "criteria"): LEVELS_ALLOWED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question in the form every later step reads: named options, each with its description."""
+
+    id: str
+    type: Literal["noul", "choice", "score"]
+    instructions: Text | None
+    options: tuple[str, ...]  # labels; "0".. for a score; "true", "false" for a noul
+    descriptions: tuple[Text | None, ...]  # one an option
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    state: Text
+    questions: tuple[Question, ...]
+    model: str | None = None
+    encoding: str | None = None
+    images: Mapping[str, Any] | list[Any] | None = None
+    assets: Mapping[str, Any] | None = None
+    parts: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        return bool(self.images or self.assets or self.parts)
+
+
+def parse_request(body: bytes, content_type: str = "application/json") -> Request:
+    """`body` is decompressed. Raises `InvalidRequest`, or `BadRequest` for broken multipart."""
+    parts: dict[str, bytes] = {}
+    if content_type.lstrip()[:19].lower() == "multipart/form-data":
+        body, parts = read_multipart(body, content_type)
+    value = read_json(body)
+    if not isinstance(value, dict):
+        raise InvalidRequest.at((), "the body must be a JSON object with state and questions", "body_type")
+    if isinstance(value, RepeatedKeys):
+        raise InvalidRequest.at((value.key,), "must not stand twice", "repeated_key")
+    try:
+        parsed = _BODY.validate_python(value)
+    except ValidationError as err:
+        raise InvalidRequest([_explain(item) for item in err.errors(include_url=False, include_input=False)]) from None
+    return Request(
+        state=parsed.state,
+        questions=tuple(_question(id_, question) for id_, question in parsed.questions.items()),
+        model=parsed.model,
+        encoding=parsed.encoding,
+        images=parsed.images,
+        assets=parsed.assets,
+        parts=parts,
+    )
+
+
+def _explain(item: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str, str]:
+    """A pydantic error as (location, message, type), the message saying what is allowed."""
+    loc, kind = tuple(item["loc"]), item["type"]
+    if kind == "question_type":
+        loc = (*loc, "type")
+    allowed = _ALLOWED.get(loc[-2:] if loc[0] == "questions" and len(loc) > 1 else loc[:1])
+    if allowed and kind in ("missing", "dict_type", "list_type", "string_type", "literal_error"):
+        return loc, f"{'is required and ' if kind == 'missing' else ''}must be {allowed}", kind
+    return loc, item["msg"], kind
+
+
+def _question(id_: str, question: Noul | Choice | Score) -> Question:
+    criteria = question.criteria
+    if isinstance(question, Noul):
+        sides = criteria or {}
+        descriptions = (sides.get("true"), sides.get("false"))
+        if not question.instructions and not any(descriptions):
+            raise InvalidRequest.at(
+                ("questions", id_, "noul", "instructions"),
+                "a noul needs instructions, or criteria with a description of true or false",
+                "noul_empty",
+            )
+        return Question(id_, "noul", question.instructions, ("true", "false"), descriptions)
+    if isinstance(question, Choice):
+        return Question(id_, "choice", question.instructions, tuple(criteria), tuple(criteria.values()))
+    options = tuple(str(level) for level in range(len(criteria)))
+    return Question(id_, "score", question.instructions, options, tuple(criteria))
+
+
+def encode_response(
+    *, model: str, answers: Mapping[str, Any], input_tokens: int, latency_ms: float, image_tokens: int | None = None
+) -> bytes:
+    """The body of a 200, full floats; a number that is not JSON raises `ValueError`, so none is ever sent."""
+    usage = {"input_tokens": input_tokens, "output_tokens": 0}
+    if image_tokens is not None:
+        usage["image_tokens"] = image_tokens
+    document = {"model": model, "answers": answers, "usage": usage, "x_latency_ms": round(latency_ms, 3)}
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
