@@ -114,7 +114,7 @@ def _check_surrogates(value: object, loc: tuple[str | int, ...]) -> None:
 
 def read_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, bytes]]:
     """`multipart/form-data` to the JSON in the part `request` and the other parts by name. Raises `BadRequest`."""
-    _, options = parse_options_header(content_type)
+    _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     boundary = options.get(b"boundary")
     if not boundary:
         raise BadRequest("multipart/form-data must name its boundary")

@@ -88,7 +88,7 @@ def _check(item: Field[Any], value: Any) -> None:
 
 def _convert(item: Field[Any], text: str, source: str) -> Any:
     """`text` as the field's type; `source` (a flag or a variable) is named when it does not fit."""
-    kind = type(item.default)
+    kind: Any = type(item.default)
     try:
         if kind is bool:
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}[

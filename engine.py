@@ -1,18 +1,26 @@
-"""Owns the model: loads it, runs batches of rows through it and scores each row's options. Worker thread only."""
+"""Owns the model: loads it, runs batches of rows through it and scores each row's options. Worker thread only.
+
+Two bodies give hidden states: our own forward (`qwen3_5.py`), and the Hugging Face library's model class for every
+other architecture. The score heads over them are the same, in float32, on the rows that are read alone.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor
 
-from checkpoint import Checkpoint
+import qwen3_5
+from checkpoint import Checkpoint, weight_files
 from config import Config
 from errors import StartupError
 from prompt import Readout, Row
@@ -21,37 +29,24 @@ logger = logging.getLogger(__name__)
 
 HEAD_FILE = "head.safetensors"
 DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
-# These rescale the rotary frequencies by the longest row of the batch, so that a row's answer would depend on the others.
+# These rescale the rotary frequencies by the batch's longest row: a row's answer would depend on the others.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-HEAD_TOLERANCE = 1e-3  # of the largest logit; a head that does more than multiply is off by far more
+HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
 
-@dataclass(frozen=True, slots=True)
-class PointerHead:
-    """Scores an option's hidden state against the question's last, as in the kev family."""
+class Body(Protocol):
+    """Token ids to hidden states."""
 
-    query: torch.Tensor  # (width, hidden), float32
-    key: torch.Tensor  # (width, hidden), float32
+    backend: str
+    hidden_size: int
+    max_tokens: int
+    head: Tensor  # (vocab, hidden): the language model's
 
-    @classmethod
-    def load(cls, path: Path, hidden_size: int, device: torch.device) -> PointerHead:
-        if not path.is_file():
-            raise StartupError(f"{path} is missing; readout 'pointer' needs it")
-        tensors = load_file(path)
-        for name in ("query.weight", "key.weight"):
-            if name not in tensors or tensors[name].ndim != 2 or tensors[name].shape[1] != hidden_size:
-                raise StartupError(f"{path}: {name} must be a matrix with {hidden_size} columns")
-        query, key = (tensors[name].to(device, torch.float32) for name in ("query.weight", "key.weight"))
-        if query.shape != key.shape:
-            raise StartupError(f"{path}: query.weight and key.weight must have one shape")
-        return cls(query, key)
-
-    def scores(self, options: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """(N, hidden) option and end states, float32, to (N,) scores."""
-        keys, queries = options @ self.key.T, ends @ self.query.T
-        return (keys * queries).sum(-1) / self.query.shape[0] ** 0.5
+    def read(self, rows: list[Row]) -> Tensor:
+        """(N, hidden): the states at all positions that the rows' questions read, in their order."""
+        ...
 
 
 class Engine:
@@ -60,98 +55,217 @@ class Engine:
     def __init__(self, checkpoint: Checkpoint, config: Config, readout: Readout) -> None:
         """Raises `StartupError` for a checkpoint that cannot be served as asked."""
         started = time.monotonic()
-        if config.backend == "fast":
-            raise StartupError("--backend fast: this checkpoint runs on --backend transformers only")
-        self.backend = "transformers"
+        torch.set_grad_enabled(False)
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
-        torch.set_grad_enabled(False)
-        self._model = load_model(checkpoint.folder, self.device, self.dtype)
-        text_config = self._model.config.get_text_config()
-        self.max_tokens = getattr(text_config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS
-        rope = getattr(text_config, "rope_parameters", None) or {}
-        self._pads = rope.get("rope_type", "default") not in LENGTH_DEPENDENT_ROPE
         self.readout = readout
+        self._body = load_body(checkpoint.folder, config.backend, self.device, self.dtype)
+        self.max_tokens = self._body.max_tokens
+        self._pointer = None
         if readout == "pointer":
-            self._head = PointerHead.load(checkpoint.folder / HEAD_FILE, text_config.hidden_size, self.device)
-        else:
-            self._label_rows = self._model.get_output_embeddings().weight
-            self._check_label_rows()
+            self._pointer = PointerHead.load(checkpoint.folder / HEAD_FILE, self._body.hidden_size, self.device)
         self.load_s = time.monotonic() - started
 
     def describe(self) -> dict[str, Any]:
         """The engine's part of `/health`."""
         return {
-            "backend": self.backend,
+            "backend": self._body.backend,
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
-            "kernels": "torch",
+            "kernels": "torch" if self.device.type == "cpu" else "flash-linear-attention",
             "threads": torch.get_num_threads(),
         }
 
     def forward(self, rows: list[Row]) -> list[Scores]:
         """Raw option scores in float32 arithmetic, one list a row, in row order; a score may be NaN."""
-        if not self._pads and len(rows) > 1:
-            return [scores for row in rows for scores in self.forward([row])]
-        hidden = self._hidden_states(rows)
-        flat = self._pointer_scores(rows, hidden) if self.readout == "pointer" else self._label_scores(rows, hidden)
+        states = self._body.read(rows).float()
+        flat = self._label_scores(rows, states) if self._pointer is None else self._pointer_scores(rows, states)
         values = iter(flat.tolist())  # the batch's one copy from the device
-        return [[[next(values) for _ in range(num_options(read, self.readout))] for read in row.reads] for row in rows]
+        return [[[next(values) for _ in range(num_options)] for num_options in option_counts(row)] for row in rows]
 
-    def _hidden_states(self, rows: list[Row]) -> torch.Tensor:
-        """(B, T, hidden) after the final norm; rows are padded on the right, which a causal model never reads."""
-        longest = max(row.num_tokens for row in rows)
-        input_ids = torch.zeros((len(rows), longest), dtype=torch.long)
-        mask = torch.zeros_like(input_ids)
-        for index, row in enumerate(rows):
-            input_ids[index, : row.num_tokens] = torch.frombuffer(row.input_ids, dtype=torch.int32)
-            mask[index, : row.num_tokens] = 1
-        inputs = {"input_ids": input_ids.to(self.device)}
-        if any(row.num_tokens != longest for row in rows):
-            inputs["attention_mask"] = mask.to(self.device)
-        hidden: torch.Tensor = self._model.get_decoder()(**inputs, use_cache=False).last_hidden_state
-        return hidden
+    def _pointer_scores(self, rows: list[Row], states: Tensor) -> Tensor:
+        """(options of all questions of all rows,)"""
+        assert self._pointer is not None
+        options: list[int] = []
+        ends: list[int] = []
+        place = 0
+        for row in rows:
+            for num_options in option_counts(row):
+                options += range(place, place + num_options)
+                ends += [place + num_options] * num_options
+                place += num_options + 1
+        return self._pointer.scores(states[options], states[ends])
 
-    def _pointer_scores(self, rows: list[Row], hidden: torch.Tensor) -> torch.Tensor:
-        """(all options of all rows,)"""
-        places, ends = [], []
-        for index, row in enumerate(rows):
-            for read in row.reads:
-                *options, end = read.positions
-                places += [(index, position) for position in options]
-                ends += [(index, end)] * len(options)
-        return self._head.scores(self._take(hidden, places), self._take(hidden, ends))
+    def _label_scores(self, rows: list[Row], states: Tensor) -> Tensor:
+        """(options of all questions of all rows,): the next-token logits of the label tokens and of no others.
 
-    def _label_scores(self, rows: list[Row], hidden: torch.Tensor) -> torch.Tensor:
-        """(all options of all rows,): the next-token logits of the label tokens, the head's other rows left alone."""
-        places, label_ids = [], []
-        for index, row in enumerate(rows):
-            for read in row.reads:
-                places += [(index, read.positions[0])] * len(read.label_ids)
-                label_ids += read.label_ids
-        labels = self._label_rows[torch.tensor(label_ids, device=self.device)].float()
-        return (self._take(hidden, places) * labels).sum(-1)
+        A product and a sum, which no setting of the matrix products' precision touches.
+        """
+        reads = [read for row in rows for read in row.reads]
+        places = [place for place, read in enumerate(reads) for _ in read.label_ids]
+        label_ids = [label_id for read in reads for label_id in read.label_ids]
+        labels = self._body.head[torch.tensor(label_ids, device=self.device)].float()
+        return (states[places] * labels).sum(-1)
 
-    def _take(self, hidden: torch.Tensor, places: list[tuple[int, int]]) -> torch.Tensor:
-        """(N, hidden), float32, at (row, position) pairs."""
-        index = torch.tensor(places, device=self.device)
-        return hidden[index[:, 0], index[:, 1]].float()
 
-    def _check_label_rows(self) -> None:
+def option_counts(row: Row) -> Iterable[int]:
+    """How many options each question of the row has."""
+    return (len(read.label_ids) or len(read.positions) - 1 for read in row.reads)
+
+
+@dataclass(frozen=True, slots=True)
+class PointerHead:
+    """Scores an option's hidden state against the question's last, as in the kev family."""
+
+    query: Tensor  # (width, hidden), float32
+    key: Tensor  # (width, hidden), float32
+
+    @classmethod
+    def load(cls, path: Path, hidden_size: int, device: torch.device) -> PointerHead:
+        if not path.is_file():
+            raise StartupError(f"{path} is missing; readout 'pointer' needs it")
+        try:
+            tensors = load_file(path)
+        except SafetensorError as err:
+            raise StartupError(f"{path} cannot be read: {err}") from None
+        for name in ("query.weight", "key.weight"):
+            if name not in tensors or tensors[name].ndim != 2 or tensors[name].shape[1] != hidden_size:
+                raise StartupError(f"{path}: {name} must be a matrix with {hidden_size} columns")
+        query, key = (tensors[name].to(device, torch.float32) for name in ("query.weight", "key.weight"))
+        if query.shape != key.shape:
+            raise StartupError(f"{path}: query.weight and key.weight must have one shape")
+        return cls(query, key)
+
+    def scores(self, options: Tensor, ends: Tensor) -> Tensor:
+        """(N, hidden) option and end states, float32, to (N,) scores."""
+        return ((options @ self.key.T) * (ends @ self.query.T)).sum(-1).div(len(self.query) ** 0.5)
+
+
+def pad(rows: list[Row], device: torch.device) -> Tensor:
+    """(B, T) ids, padded on the right with zeros, which a causal model never reads."""
+    input_ids = torch.zeros((len(rows), max(row.num_tokens for row in rows)), dtype=torch.long)
+    for index, row in enumerate(rows):
+        input_ids[index, : row.num_tokens] = torch.frombuffer(row.input_ids, dtype=torch.int32)
+    return input_ids.to(device)
+
+
+def read_places(rows: list[Row]) -> list[list[int]]:
+    """For each row the positions that its questions read, in order."""
+    return [[place for read in row.reads for place in read.positions] for row in rows]
+
+
+class FastBody:
+    """Our own forward."""
+
+    backend = "fast"
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises `qwen3_5.UnsupportedModel` for a configuration it does not cover, `StartupError` for bad weights."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._spec = qwen3_5.Spec.from_config(config)
+        try:
+            self._weights = qwen3_5.load_weights(self._spec, SafetensorsReader(weight_files(folder)), device, dtype)
+        except (qwen3_5.BadWeights, SafetensorError) as err:
+            raise StartupError(f"{folder} cannot be loaded: {err}") from None
+        self._device = device
+        self.hidden_size = self._spec.hidden_size
+        self.max_tokens = config.get("text_config", config).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
+        self.head = self._weights.head
+
+    def read(self, rows: list[Row]) -> Tensor:
+        input_ids = pad(rows, self._device)
+        places = read_places(rows)
+        widest = max(map(len, places))
+        read = torch.tensor([row + row[:1] * (widest - len(row)) for row in places], device=self._device)
+        positions = torch.arange(input_ids.shape[1], device=self._device).expand(input_ids.shape)
+        hidden, _ = qwen3_5.forward(self._spec, self._weights, positions=positions, input_ids=input_ids, read=read)
+        return torch.cat([states[: len(row)] for states, row in zip(hidden, places, strict=True)])
+
+
+class SafetensorsReader:
+    """Tensors by name over several files, each read from disk when asked for."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        files: list[Any] = [safe_open(path, framework="pt") for path in paths]
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+    def keys(self) -> Iterable[str]:
+        return self._file_of.keys()
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file_of[name].get_tensor(name)
+        return tensor
+
+
+class LibraryBody:
+    """The Hugging Face library's own model class."""
+
+    backend = "transformers"
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+        """Raises `StartupError`."""
+        self._device = device
+        self._model = load_library_model(folder, device, dtype)
+        config = self._model.config.get_text_config()
+        self.hidden_size = config.hidden_size
+        self.max_tokens = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS
+        rope = getattr(config, "rope_parameters", None) or {}
+        self._pads = rope.get("rope_type", "default") not in LENGTH_DEPENDENT_ROPE
+        self.head = self._model.get_output_embeddings().weight
+        self._check_head()
+
+    def read(self, rows: list[Row]) -> Tensor:
+        if not self._pads and len(rows) > 1:
+            return torch.cat([self.read([row]) for row in rows])
+        input_ids = pad(rows, self._device)
+        inputs = {"input_ids": input_ids}
+        lengths = torch.tensor([row.num_tokens for row in rows], device=self._device)
+        if any(row.num_tokens != input_ids.shape[1] for row in rows):
+            inputs["attention_mask"] = (torch.arange(input_ids.shape[1], device=self._device) < lengths[:, None]).long()
+        hidden = self._model.get_decoder()(**inputs, use_cache=False).last_hidden_state
+        return torch.cat([states[row] for states, row in zip(hidden, read_places(rows), strict=True)])
+
+    def _check_head(self) -> None:
         """Multiplying label rows must give the model's own logits: some architectures scale, cap or shift them."""
-        probe = torch.arange(1, 9, device=self.device)[None]
+        probe = torch.arange(1, 9, device=self._device)[None]
         logits = self._model(input_ids=probe, use_cache=False).logits[0, -1].float()
         hidden = self._model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state[0, -1].float()
-        ids = torch.arange(0, logits.shape[0], max(1, logits.shape[0] // 64), device=self.device)
-        difference = (self._label_rows[ids].float() @ hidden - logits[ids]).abs().max()
-        if not difference <= HEAD_TOLERANCE * logits.abs().max() * (1 if self.dtype == torch.float32 else 20):
+        ids = torch.arange(0, logits.shape[0], max(1, logits.shape[0] // 64), device=self._device)
+        difference = (self.head[ids].float() @ hidden - logits[ids]).abs().max()
+        if not difference <= HEAD_TOLERANCE[self.head.dtype] * logits.abs().max():
             raise StartupError(
-                "this architecture's head does more than multiply by its label rows; it is not supported"
+                "this architecture does more to its logits than multiply label rows; it is not supported"
             )
 
 
-def num_options(read: Any, readout: Readout) -> int:
-    return len(read.positions) - 1 if readout == "pointer" else len(read.label_ids)
+def load_body(folder: Path, backend: str, device: torch.device, dtype: torch.dtype) -> Body:
+    """`auto` takes our forward where it covers the configuration. Raises `StartupError`."""
+    if backend != "transformers":
+        try:
+            return FastBody(folder, device, dtype)
+        except qwen3_5.UnsupportedModel as err:
+            if backend == "fast":
+                raise StartupError(f"--backend fast does not cover this checkpoint ({err}); use transformers") from None
+            logger.info("backend: transformers, since the fast one does not cover this checkpoint: %s", err)
+    return LibraryBody(folder, device, dtype)
+
+
+def load_library_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """From safetensors alone, running no code of the checkpoint's. Raises `StartupError` for weights not all there."""
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM.from_pretrained  # its annotations know nothing of `output_loading_info`
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+    try:
+        model, info = loader(folder, dtype=dtype, output_loading_info=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as err:
+        reason = next((line.strip() for line in str(err).splitlines() if line.strip()), type(err).__name__)
+        raise StartupError(f"{folder} cannot be loaded: {reason[:300]}") from err
+    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if info.get(problem):
+            names = sorted(map(str, info[problem]))[:3]
+            raise StartupError(f"{folder} cannot be loaded: {problem.replace('_', ' ')}: {names}")
+    return model.to(device).eval()
 
 
 def choose_device(asked: str) -> torch.device:
@@ -165,27 +279,3 @@ def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
     if asked != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[asked]
     return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
-def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """The library's own model class, from safetensors alone. Raises `StartupError` for weights that are not all there."""
-    try:
-        model_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=model_config,
-            dtype=dtype,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as err:
-        reason = next((line.strip() for line in str(err).splitlines() if line.strip()), type(err).__name__)
-        raise StartupError(f"{folder} cannot be loaded: {reason[:300]}") from err
-    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if info.get(problem):
-            raise StartupError(
-                f"{folder} cannot be loaded: {problem.replace('_', ' ')}: {sorted(map(str, info[problem]))[:3]}"
-            )
-    return model.to(device).eval()

@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer
 from transformers.decision import DECISION_PROMPT, DecisionConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template, _get_template_variables
 
-from errors import BadRequest, InvalidRequest, StartupError, TooManyTokens
+from errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
 MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
@@ -81,8 +82,8 @@ class DecisionFormat:
         try:
             config = DecisionConfig.from_file(path if path.exists() else None)
             extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except (ValueError, TypeError, AttributeError) as err:
-            raise StartupError(f"{path}: {str(err).splitlines()[0]}") from None
+        except (ValueError, TypeError, AttributeError, StrictDataclassError) as err:
+            raise StartupError(f"{path}: {' '.join(str(err).split())}") from None
         if config.adapter:
             raise StartupError(f"{path} names an adapter; merge it into the weights first")
         templates = _load_templates(folder)
@@ -178,7 +179,8 @@ class Prompter:
                 content = _compile_jinja_template(DECISION_PROMPT).render(values)
                 template, values = self._chat_template, {}
             messages = [{"role": "user", "content": content}]
-            return _compile_jinja_template(template).render({**self._common, "messages": messages, **values})
+            text: str = _compile_jinja_template(template).render({**self._common, "messages": messages, **values})
+            return text
         except jinja2.TemplateError as err:
             raise BadRequest(f"this checkpoint's template cannot write the request: {str(err)[:200]}") from err
 
@@ -227,7 +229,7 @@ class Prompter:
                         self._render_text(encoding, text, _sample_questions(text)[part])
                         for text in ("a", FENCE_OPEN + "a" + FENCE_CLOSE, PROBE)
                     )
-                except (BadRequest, ValueError) as err:
+                except (ApiError, ValueError) as err:
                     raise StartupError(f"the {encoding} template does not work: {err}") from None
                 if _FENCE.sub("", fenced) != plain or not self._tokens.keeps_apart(probed):
                     raise StartupError(
@@ -332,8 +334,8 @@ class ControlTokens:
         for match in re.finditer(PROBE, rendered):
             before, after = rendered[: match.start()], rendered[match.end() :]
             for name in self._names:
-                begins = (cut for cut in range(1, len(name) - 1) if before.endswith(name[:cut]))
-                if any(after.startswith(name[end:]) for cut in begins for end in range(cut + 1, len(name))):
+                begins = (cut for cut in range(1, len(name)) if before.endswith(name[:cut]))
+                if any(after.startswith(name[end:]) for cut in begins for end in range(cut, len(name))):
                     return False
         return True
 

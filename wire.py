@@ -40,6 +40,7 @@ SIDES_ALLOWED = (
     "null or an object with true and/or false (or yes and/or no), each a string, an object, an array or null"
 )
 QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
+IMAGES_ALLOWED = "an object of pictures by name or an array of pictures"
 TYPE_ALLOWED = "'noul', 'choice' or 'score'"
 ENCODINGS = ("joint", "per_question")
 
@@ -75,6 +76,12 @@ def _sides(value: object) -> object:
             raise _must(SIDES_ALLOWED, "noul_criteria")
         sides[side] = text
     return sides
+
+
+def _images(value: object) -> object:
+    if not isinstance(value, (dict, list)):
+        raise _must(IMAGES_ALLOWED, "images_type")
+    return value
 
 
 def _options(value: object) -> object:
@@ -120,6 +127,7 @@ Sides = Annotated[
     AfterValidator(_sides),
     _schema(type="object", properties=dict.fromkeys(NOUL_ALIASES, _NULLABLE_TEXT), additionalProperties=False),
 ]
+Images = Annotated[Any, AfterValidator(_images), _schema(anyOf=[{"type": "object"}, {"type": "array"}])]
 Options = Annotated[
     Any,
     AfterValidator(_options),
@@ -178,7 +186,7 @@ class Body(_Model):
     questions: Annotated[dict[str, AnyQuestion], BeforeValidator(_questions)]
     model: str | None = None
     encoding: Literal["joint", "per_question"] | None = None
-    images: dict[str, Any] | list[Any] | None = None
+    images: Images | None = None
     assets: dict[str, Any] | None = None
 
 
@@ -188,7 +196,6 @@ _ALLOWED = {  # what pydantic's own errors do not say
     ("questions",): QUESTIONS_ALLOWED,
     ("model",): "a string",
     ("encoding",): "'joint' or 'per_question'",
-    ("images",): "an object of pictures by name or an array of pictures",
     ("assets",): "an object of pictures by placeholder",
     ("choice", "criteria"): OPTIONS_ALLOWED,
     ("score", "criteria"): LEVELS_ALLOWED,
@@ -258,9 +265,8 @@ def _explain(item: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str, str]:
 
 
 def _question(id_: str, question: Noul | Choice | Score) -> Question:
-    criteria = question.criteria
     if isinstance(question, Noul):
-        sides = criteria or {}
+        sides = question.criteria or {}
         descriptions = (sides.get("true"), sides.get("false"))
         if not question.instructions and not any(descriptions):
             raise InvalidRequest.at(
@@ -270,9 +276,10 @@ def _question(id_: str, question: Noul | Choice | Score) -> Question:
             )
         return Question(id_, "noul", question.instructions, ("true", "false"), descriptions)
     if isinstance(question, Choice):
-        return Question(id_, "choice", question.instructions, tuple(criteria), tuple(criteria.values()))
-    options = tuple(str(level) for level in range(len(criteria)))
-    return Question(id_, "score", question.instructions, options, tuple(criteria))
+        options = question.criteria
+        return Question(id_, "choice", question.instructions, tuple(options), tuple(options.values()))
+    levels = tuple(question.criteria)
+    return Question(id_, "score", question.instructions, tuple(map(str, range(len(levels)))), levels)
 
 
 def encode_response(

@@ -57,7 +57,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def deciders(chat_checkpoint: Path, labels_checkpoint: Path) -> dict[str, Any]:
     return {
-        str(folder): load(Config(model=str(folder), backend="transformers"))
+        str(folder): load(Config(model=str(folder), backend="fast"))
         for folder in (chat_checkpoint, labels_checkpoint, STARTER)
     }
 

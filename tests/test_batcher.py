@@ -1,0 +1,313 @@
+"""The queue and the worker: turns, limits, cancelling, faults, the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher import Batcher, RowQueue, Ticket
+from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, ShuttingDown, WorkerDead
+
+WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
+
+
+@dataclass(frozen=True)
+class FakeRow:
+    name: str
+    num_tokens: int = 10
+
+
+@dataclass
+class FakeModel:
+    """Answers rows with their names; can be held, and fails on rows named `bad`."""
+
+    batches: list[list[str]] = field(default_factory=list)
+    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    is_held: bool = False
+
+    def __call__(self, rows: list[FakeRow]) -> list[Any]:
+        self.batches.append([row.name for row in rows])
+        self.started.release()
+        if self.is_held:
+            assert self.gate.acquire(timeout=WAIT_S)
+        if any(row.name == "bad" for row in rows):
+            raise RuntimeError("the model fails")
+        return [InternalError("not a number") if row.name == "nan" else row.name for row in rows]
+
+
+@contextmanager
+def running(model: Callable[[list[Any]], list[Any]], **limits: Any) -> Iterator[Batcher]:
+    batcher = Batcher(model, **{"max_batch_rows": 4, "max_batch_tokens": 1000, "max_queued_rows": 20, **limits})
+    worker = threading.Thread(target=batcher.work)
+    worker.start()
+    try:
+        yield batcher
+    finally:
+        if isinstance(model, FakeModel):
+            model.is_held = False
+            model.gate.release(100)
+        batcher.drain(WAIT_S)
+        worker.join(WAIT_S)
+        assert not worker.is_alive()
+
+
+def rows(*names: str) -> list[FakeRow]:
+    return [FakeRow(name) for name in names]
+
+
+def result(ticket: Ticket) -> Any:
+    return ticket.future.result(WAIT_S)
+
+
+def take(queue: RowQueue, max_rows: int = 4, max_tokens: int = 1000, now: float = 0.0) -> list[str]:
+    return [entry.row.name for entry in queue.take_batch(max_rows=max_rows, max_tokens=max_tokens, now=now)]  # type: ignore[attr-defined]
+
+
+def queue_of(*requests: list[FakeRow]) -> tuple[RowQueue, list[Ticket]]:
+    queue, tickets = RowQueue(), [Ticket(request, deadline=100.0, queued_at=0.0) for request in requests]
+    for ticket in tickets:
+        queue.append(ticket)
+    return queue, tickets
+
+
+def test_requests_take_turns_a_row_each() -> None:
+    queue, _ = queue_of(rows("a1", "a2", "a3", "a4", "a5"), rows("b1"), rows("c1", "c2"))
+    assert take(queue) == ["a1", "b1", "c1", "a2"]
+    assert take(queue) == ["c2", "a3", "a4", "a5"]
+    assert queue.num_rows == 0
+
+
+def test_the_token_budget_counts_padding() -> None:
+    queue, _ = queue_of([FakeRow("a", 10)], [FakeRow("b", 60)], [FakeRow("c", 10)])
+    assert take(queue, max_tokens=100) == ["a"]
+    assert take(queue, max_tokens=120) == ["b", "c"]
+
+
+def test_a_row_over_the_budget_runs_alone_and_is_not_overtaken() -> None:
+    queue, _ = queue_of([FakeRow("a", 10)], [FakeRow("giant", 5000)], [FakeRow("c", 10)])
+    assert [take(queue, max_tokens=100) for _ in range(3)] == [["a"], ["giant"], ["c"]]
+
+
+def test_a_cancelled_or_late_request_costs_no_forward_pass() -> None:
+    queue, (gone, late, live) = queue_of(rows("gone", "gone"), rows("late"), rows("live"))
+    gone.future.cancel()
+    late.deadline = 1.0
+    assert take(queue, now=2.0) == ["live"]
+    assert queue.num_rows == 0
+    assert isinstance(late.future.exception(0), DeadlineExceeded)
+    assert not live.future.done()
+
+
+def test_a_request_that_has_started_is_finished_whatever_its_deadline() -> None:
+    queue, (ticket,) = queue_of(rows("a", "b"))
+    assert take(queue, max_rows=1) == ["a"]
+    assert take(queue, now=1e9) == ["b"]
+    assert not ticket.future.done()
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=6), max_size=8),
+    st.integers(1, 5),
+    st.integers(1, 400),
+)
+def test_every_row_leaves_once_within_the_limits(lengths: list[list[int]], max_rows: int, max_tokens: int) -> None:
+    requests = [[FakeRow(f"{i}.{j}", n) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
+    queue, _ = queue_of(*requests)
+    left = {row.name: row.num_tokens for request in requests for row in request}
+    while queue.num_rows:
+        names = take(queue, max_rows=max_rows, max_tokens=max_tokens)
+        assert 1 <= len(names) <= max_rows
+        taken = [left.pop(name) for name in names]
+        assert len(taken) == 1 or max(taken) * len(taken) <= max_tokens
+    assert not left
+
+
+def test_an_idle_worker_runs_the_first_request_at_once_and_the_rest_together() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        first = batcher.submit(rows("first"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        others = [batcher.submit(rows(name), WAIT_S) for name in "abc"]
+        model.gate.release(2)
+        assert [result(ticket) for ticket in (first, *others)] == [["first"], ["a"], ["b"], ["c"]]
+    assert model.batches == [["first"], ["a", "b", "c"]]
+
+
+def test_results_come_back_in_the_order_of_the_rows() -> None:
+    with running(FakeModel(), max_batch_rows=2) as batcher:
+        assert result(batcher.submit(rows(*"abcde"), WAIT_S)) == list("abcde")
+
+
+def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
+    model = FakeModel(is_held=True)
+    with running(model, max_batch_rows=2) as batcher:
+        batcher.submit(rows(*["giant"] * 12), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        small = batcher.submit(rows("small"), WAIT_S)
+        model.gate.release(2)
+        result(small)
+        assert "small" in model.batches[1]
+
+
+def test_a_request_is_admitted_whole_or_refused_whole() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        batcher.submit(rows("running"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        batcher.submit(rows(*["x"] * 15), WAIT_S)
+        with pytest.raises(Overloaded) as caught:
+            batcher.submit(rows(*["y"] * 6), WAIT_S)
+        assert caught.value.retry_after_s is not None
+        assert 1 <= caught.value.retry_after_s < 30
+        assert batcher.describe()["queued_rows"] == 15
+        batcher.submit(rows(*["y"] * 5), WAIT_S)
+        with pytest.raises(Overloaded):
+            batcher.check_room()
+
+
+def test_cancelling_frees_its_place_at_once() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        batcher.submit(rows("running"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        ticket = batcher.submit(rows(*["x"] * 20), WAIT_S)
+        batcher.cancel(ticket)
+        assert batcher.describe()["queued_rows"] == 0
+        with pytest.raises(CancelledError):
+            result(ticket)
+        batcher.submit(rows("next"), WAIT_S)
+    assert model.batches == [["running"], ["next"]]
+
+
+def test_a_request_expires_only_before_it_starts() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        started = batcher.submit(rows("started"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        waiting = batcher.submit(rows("waiting"), WAIT_S)
+        batcher.expire(started)
+        batcher.expire(waiting)
+        with pytest.raises(DeadlineExceeded):
+            result(waiting)
+        model.gate.release()
+        assert result(started) == ["started"]
+    assert model.batches == [["started"]]
+
+
+def test_only_the_culprit_of_a_failed_batch_fails() -> None:
+    model = FakeModel(is_held=True)
+    with running(model, max_batch_rows=8) as batcher:
+        first = batcher.submit(rows("first"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        tickets = [batcher.submit(rows(name), WAIT_S) for name in ("a", "b", "bad", "nan", "c")]
+        model.is_held = False
+        model.gate.release()
+        assert [result(ticket) for ticket in (first, tickets[0], tickets[1], tickets[4])] == [
+            ["first"],
+            ["a"],
+            ["b"],
+            ["c"],
+        ]
+        for ticket in tickets[2:4]:
+            with pytest.raises(InternalError):
+                result(ticket)
+        assert result(batcher.submit(rows("after"), WAIT_S)) == ["after"]
+
+
+def test_one_failed_row_fails_its_request_and_spares_the_rest_of_it() -> None:
+    model = FakeModel()
+    with running(model, max_batch_rows=1) as batcher:
+        with pytest.raises(InternalError):
+            result(batcher.submit(rows("bad", "never"), WAIT_S))
+    assert ["never"] not in model.batches
+
+
+def test_a_model_that_forgets_a_row_fails_loudly() -> None:
+    with running(lambda batch: []) as batcher, pytest.raises(InternalError):
+        result(batcher.submit(rows("a"), WAIT_S))
+
+
+def test_draining_finishes_what_is_queued_and_refuses_the_rest() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        tickets = [batcher.submit(rows(name), WAIT_S) for name in "abc"]
+        assert model.started.acquire(timeout=WAIT_S)
+        drained: list[bool] = []
+        drainer = threading.Thread(target=lambda: drained.append(batcher.drain(WAIT_S)))
+        drainer.start()
+        while True:
+            try:
+                batcher.submit(rows("late"), WAIT_S)
+            except ShuttingDown:
+                break
+        model.is_held = False
+        model.gate.release(10)
+        drainer.join(WAIT_S)
+        assert drained == [True]
+        assert [result(ticket) for ticket in tickets] == [["a"], ["b"], ["c"]]
+
+
+def test_a_drain_that_runs_out_of_time_answers_everyone() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        tickets = [batcher.submit(rows(name), WAIT_S) for name in "ab"]
+        assert model.started.acquire(timeout=WAIT_S)
+        assert not batcher.drain(0)
+        for ticket in tickets:
+            with pytest.raises(ShuttingDown):
+                result(ticket)
+
+
+def test_a_dead_worker_leaves_no_future_open() -> None:
+    def die(batch: list[Any]) -> list[Any]:
+        raise SystemExit  # not an Exception: it ends the thread
+
+    batcher = Batcher(die, max_batch_rows=4, max_batch_tokens=1000, max_queued_rows=20)
+    tickets = [batcher.submit(rows(*"abcdef"), WAIT_S), batcher.submit(rows("g"), WAIT_S)]
+    with pytest.raises(SystemExit):
+        batcher.work()
+    batcher.die()
+    for ticket in tickets:
+        with pytest.raises(WorkerDead):
+            result(ticket)
+    with pytest.raises(WorkerDead):
+        batcher.submit(rows("x"), WAIT_S)
+
+
+def test_a_window_lets_a_batch_grow_and_ends_early_when_it_is_full() -> None:
+    model = FakeModel()
+    with running(model, max_batch_rows=2, batch_window_s=WAIT_S) as batcher:
+        tickets = [batcher.submit(rows(name), WAIT_S) for name in "ab"]
+        assert [result(ticket) for ticket in tickets] == [["a"], ["b"]]
+    assert model.batches == [["a", "b"]]
+
+
+def test_callers_that_come_and_go_at_once_each_get_their_own() -> None:
+    def call(batcher: Batcher, name: str, outcomes: list[Any]) -> None:
+        for turn in range(30):
+            ticket = batcher.submit(rows(f"{name}{turn}"), WAIT_S)
+            if turn % 3 == 0:
+                batcher.cancel(ticket)
+            try:
+                outcomes.append(result(ticket) == [f"{name}{turn}"])
+            except (CancelledError, ApiError):
+                outcomes.append(turn % 3 == 0)
+
+    outcomes: list[Any] = []
+    with running(FakeModel(), max_queued_rows=1000) as batcher:
+        callers = [threading.Thread(target=call, args=(batcher, name, outcomes)) for name in "abcdefgh"]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(WAIT_S)
+    assert len(outcomes) == 240
+    assert all(outcomes)

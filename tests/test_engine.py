@@ -1,0 +1,199 @@
+"""The engine: batches answer as rows do alone, and what cannot be served is said in a line."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import STARTER, make_decision_checkpoint
+from safetensors.torch import load_file, save_file
+
+from checkpoint import open_checkpoint
+from config import Config
+from decider import Loaded, load
+from engine import Engine, choose_dtype
+from errors import StartupError
+from prompt import Row
+from wire import parse_request
+
+# Largest difference of a score between a row alone and the same row in a padded batch, float32, on scores of up to 8.
+# 4e-6 is what is seen; left padding or a forgotten mask give differences above 1.
+TOLERANCE = 5e-5
+
+
+@pytest.fixture(scope="module")
+def starter() -> Loaded:
+    return load(Config(backend="fast"))
+
+
+@pytest.fixture(scope="module")
+def labels(labels_checkpoint: Path) -> Loaded:
+    return load(Config(model=str(labels_checkpoint), backend="transformers"))
+
+
+def rows_of(loaded: Loaded, seed: int = 0, count: int = 6) -> list[Row]:
+    """Rows of many lengths, questions of every type, in both encodings."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    for n in range(count):
+        words = rng.choices(["parcel", "late", "refund", "invoice", "café", "42", "\n"], k=rng.choice([0, 3, 20, 70]))
+        options = {f"option {i}": rng.choice([None, "what it means"]) for i in range(rng.randint(1, 6))}
+        questions = {
+            "a": {"type": "noul", "instructions": "Is it late?"},
+            "b": {"type": "choice", "instructions": "Which?", "criteria": options},
+            "c": {"type": "score", "criteria": ["low", "mid", "high"]},
+        }
+        body = {"state": " ".join(words), "questions": questions, "encoding": loaded.prompter.encodings[n % 2]}
+        rows += loaded.prompter.render(parse_request(json.dumps(body).encode()))
+    return rows
+
+
+def largest_difference(a: list[Any], b: list[Any]) -> float:
+    flat = [[score for row in scores for question in row for score in question] for scores in (a, b)]
+    return max(abs(x - y) for x, y in zip(*flat, strict=True))
+
+
+def refusal(folder: Path, **settings: Any) -> str:
+    config = Config(model=str(folder), **settings)
+    with pytest.raises(StartupError) as caught:
+        load(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The starter without its manifest, to be broken."""
+    return Path(shutil.copytree(STARTER, tmp_path / "copy"))
+
+
+def test_both_backends_give_the_same_scores(starter: Loaded) -> None:
+    rows = rows_of(starter, seed=4)
+    library = load(Config(backend="transformers"))
+    assert (starter.engine.describe()["backend"], library.engine.describe()["backend"]) == ("fast", "transformers")
+    assert largest_difference(starter.engine.forward(rows), library.engine.forward(rows)) < TOLERANCE
+
+
+def test_a_configuration_the_fast_backend_does_not_cover_goes_to_the_library(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["attention_bias"] = True
+    (copy / "config.json").write_text(json.dumps(config))
+    assert "--backend fast does not cover this checkpoint (attention_bias True is not covered)" in refusal(
+        copy, backend="fast"
+    )
+    assert "missing keys" in refusal(copy)  # the library would have read the biases
+
+
+@pytest.mark.parametrize("name", ["starter", "labels"])
+def test_a_padded_batch_answers_as_its_rows_do_alone(name: str, request: pytest.FixtureRequest) -> None:
+    loaded: Loaded = request.getfixturevalue(name)
+    rows = rows_of(loaded)
+    together, alone = loaded.engine.forward(rows), [loaded.engine.forward([row])[0] for row in rows]
+    assert len({row.num_tokens for row in rows}) > 5
+    assert largest_difference(together, alone) < TOLERANCE
+    assert max(abs(score) for row in alone for question in row for score in question) > 1e-2
+
+
+def test_the_order_of_a_batch_changes_nothing(starter: Loaded) -> None:
+    rows = rows_of(starter, seed=1)
+    backwards = starter.engine.forward(rows[::-1])[::-1]
+    assert largest_difference(starter.engine.forward(rows), backwards) < TOLERANCE
+
+
+def test_the_same_batch_gives_the_very_same_numbers(starter: Loaded) -> None:
+    rows = rows_of(starter, seed=2)
+    assert starter.engine.forward(rows) == starter.engine.forward(rows)
+
+
+def test_a_row_has_a_score_for_each_option_of_each_question(starter: Loaded) -> None:
+    for row, scores in zip(rows := rows_of(starter), starter.engine.forward(rows), strict=True):
+        assert [len(question) for question in scores] == [len(read.positions) - 1 for read in row.reads]
+
+
+def test_a_row_beside_one_fifty_times_longer_is_the_same(starter: Loaded) -> None:
+    def render(state: str) -> Row:
+        body = {"state": state, "questions": {"q": {"type": "noul", "instructions": "Is it late?"}}}
+        return starter.prompter.render(parse_request(json.dumps(body).encode()))[0]
+
+    small, giant = render("late"), render("the parcel was late " * 250)
+    assert giant.num_tokens > 50 * small.num_tokens
+    assert largest_difference([starter.engine.forward([small, giant])[0]], starter.engine.forward([small])) < TOLERANCE
+
+
+def test_weights_that_are_not_all_there_are_not_served(copy: Path) -> None:
+    weights = load_file(copy / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({key: value for key, value in weights.items() if key != name}, copy / "model.safetensors")
+    assert f"missing keys: ['{name}']" in refusal(copy, backend="transformers")
+    assert f"the checkpoint has no tensor {name}" in refusal(copy, backend="fast")
+    save_file({**weights, name: weights[name][:-1].clone()}, copy / "model.safetensors")
+    for backend in ("fast", "transformers"):
+        assert "cannot be loaded" in refusal(copy, backend=backend)
+    (copy / "model.safetensors").write_bytes(b"not safetensors")
+    for backend in ("fast", "transformers"):
+        assert "cannot be loaded" in refusal(copy, backend=backend)
+
+
+@pytest.mark.parametrize(
+    "change", [{"query.weight": None}, {"query.weight": torch.zeros(3, 5)}, {"key.weight": torch.zeros(3)}]
+)
+def test_a_pointer_head_must_fit_the_model(copy: Path, change: dict[str, Any]) -> None:
+    head = {**load_file(copy / "head.safetensors"), **change}
+    save_file({key: value for key, value in head.items() if value is not None}, copy / "head.safetensors")
+    assert f"{next(iter(change))} must be a matrix with" in refusal(copy)
+    (copy / "head.safetensors").write_bytes(b"x")
+    assert "head.safetensors cannot be read" in refusal(copy)
+    (copy / "head.safetensors").unlink()
+    assert "head.safetensors is missing" in refusal(copy)
+
+
+def test_code_in_a_checkpoint_is_never_run(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    config["model_type"] = "evil"
+    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "evil.py").write_text("raise SystemExit('it ran')")
+    assert "cannot be loaded" in refusal(copy)
+
+
+def test_a_model_whose_scores_are_not_numbers_never_becomes_ready(copy: Path) -> None:
+    from decider import warm_up
+
+    head = load_file(copy / "head.safetensors")
+    save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in head.items()}, copy / "head.safetensors")
+    with pytest.raises(StartupError, match="scores are not numbers"):
+        warm_up(load(Config(model=str(copy))))
+
+
+def test_a_device_that_is_not_there_is_said() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    with pytest.raises(StartupError, match="torch finds no CUDA device"):
+        Engine(open_checkpoint(Config()), Config(device="cuda"), "pointer")
+
+
+def test_the_dtype_is_float32_on_a_cpu_and_as_asked() -> None:
+    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
+    assert choose_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
+
+
+def test_bfloat16_answers_near_float32(labels_checkpoint: Path, labels: Loaded, tmp_path: Path) -> None:
+    half = load(Config(model=str(labels_checkpoint), dtype="bfloat16", backend="transformers"))
+    rows = rows_of(labels, seed=3)
+    exact = labels.engine.forward(rows)
+    scale = max(abs(score) for row in exact for question in row for score in question)
+    assert largest_difference(half.engine.forward(rows), exact) < 0.1 * scale
+
+
+def test_untied_embeddings_are_read_from_their_own_head(tmp_path: Path) -> None:
+    from checkpoints import make_model, make_tokenizer
+
+    folder = make_decision_checkpoint(tmp_path)
+    make_model(folder, make_tokenizer(), tie_word_embeddings=False)
+    loaded = load(Config(model=str(folder), backend="transformers"))
+    assert len(loaded.engine.forward(rows_of(loaded, count=2))) == 4

@@ -1,0 +1,250 @@
+"""Prompts: where answers are read, what the model is shown, and that no client text becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import CHAT_TEMPLATE, CONTROL_TOKENS, PLAIN_ADDED_TOKENS, STARTER, make_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+from transformers.decision import DecisionConfig
+
+from errors import BadRequest, InvalidRequest, StartupError, TooManyTokens
+from prompt import MARK, SPLIT, ControlTokens, DecisionFormat, Prompter
+from wire import Request, parse_request
+
+TOKENIZER = make_tokenizer()
+STARTER_TOKENIZER = AutoTokenizer.from_pretrained(STARTER)
+NAMES = (*CONTROL_TOKENS, *PLAIN_ADDED_TOKENS, MARK, SPLIT)
+hostile = st.lists(
+    st.sampled_from([*NAMES, "<", ">", "|", "<|", "|>", "im_end", "think", "a", " ", "\n", "é"]), max_size=6
+).map("".join)
+
+
+def decision(templates: dict[str, str] | None = None, **changes: Any) -> DecisionFormat:
+    values: dict[str, Any] = {
+        "templates": templates or {},
+        "default_encoding": next(iter(templates or {}), "per_question"),
+        "readout": "labels",
+        "labels": {},
+        "temperature": {},
+        "noul_options": ("true", "false"),
+        **changes,
+    }
+    return DecisionFormat(**values)
+
+
+def chat_prompter(max_tokens: int = 1000, num_pairs: int = 676) -> Prompter:
+    tokenizer = make_tokenizer(num_pairs) if num_pairs != 676 else TOKENIZER
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return Prompter(tokenizer, decision(), max_tokens=max_tokens)
+
+
+def starter_prompter(max_tokens: int = 4096, encoding: str = "auto") -> Prompter:
+    return Prompter(STARTER_TOKENIZER, DecisionFormat.load(STARTER), max_tokens=max_tokens, encoding=encoding)
+
+
+CHAT = chat_prompter()
+POINTER = starter_prompter()
+
+
+def request(state: Any, encoding: str | None = None, **questions: Any) -> Request:
+    return parse_request(json.dumps({"state": state, "questions": questions, "encoding": encoding}).encode())
+
+
+CHOICE = {"type": "choice", "instructions": "Which?", "criteria": {"red": "A colour", "two": None}}
+NOUL = {"type": "noul", "instructions": "Is it?"}
+SCORE = {"type": "score", "criteria": ["low", {"b": 1}, "high"]}
+
+
+def test_a_chat_model_gets_the_librarys_default_prompt() -> None:
+    (row,) = CHAT.render(request({"a": "ü", "b": [1]}, q=CHOICE))
+    assert TOKENIZER.decode(row.input_ids) == (
+        '<|im_start|>user\n{"a": "ü", "b": [1]}\n\nWhich?\nA. red: A colour\nB. two\n'
+        "Answer with the letter of the option that fits best (A to B) only.<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    (read,) = row.reads
+    assert read.positions == (row.num_tokens - 1,)
+    assert [TOKENIZER.decode([id_]) for id_ in read.label_ids] == ["A", "B"]
+
+
+def test_the_starters_prompt_is_compact_json_with_a_place_for_each_option() -> None:
+    per_question = POINTER.render(request({"b": "ü", "a": [1, None]}, c=CHOICE, s=SCORE))
+    assert STARTER_TOKENIZER.decode(per_question[0].input_ids) == (
+        '<|state|>{"b":"ü","a":[1,null]}<|choice|>Which?'
+        "<|option|>red<|description|>A colour<|end_option|><|option|>two<|end_option|><|answer|>"
+    )
+    (joint,) = POINTER.render(request({"b": "ü", "a": [1, None]}, "joint", c=CHOICE, s=SCORE))
+    tokens = STARTER_TOKENIZER.convert_ids_to_tokens(joint.input_ids)
+    assert [[tokens[place] for place in read.positions] for read in joint.reads] == [
+        ["<|end_option|>"] * 2 + ["<|answer|>"],
+        ["<|end_option|>"] * 3 + ["<|answer|>"],
+    ]
+    assert joint.num_tokens < sum(row.num_tokens for row in per_question)
+
+
+@pytest.mark.parametrize("prompter", [CHAT, POINTER])
+def test_ids_order_and_other_questions_never_reach_the_prompt(prompter: Prompter) -> None:
+    alone = {
+        name: prompter.render(request("x", q=question))[0]
+        for name, question in (("c", CHOICE), ("n", NOUL), ("s", SCORE))
+    }
+    rows = prompter.render(request("x", **{"Is it urgent?": SCORE, "z": NOUL, "": CHOICE}))
+    assert rows == [alone["s"], alone["n"], alone["c"]]
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, STARTER_TOKENIZER])
+@given(text=st.text() | hostile)
+def test_client_text_never_becomes_a_control_token(tokenizer: Any, text: str) -> None:
+    tokens = ControlTokens(tokenizer)
+    control = {id_ for id_, token in tokenizer.added_tokens_decoder.items()}
+    name = CONTROL_TOKENS[1] if tokenizer is TOKENIZER else "<|state|>"
+    rendered = f"{name}{tokens.fence(text)}{MARK}{tokens.fence(text)}{SPLIT}{tokens.fence(text)}"
+    ids, marks = tokens.encode(rendered, {})
+    assert [id_ for id_ in ids if id_ in control] == [tokenizer.convert_tokens_to_ids(name)]
+    assert len(marks) == 1
+    if tokenizer is STARTER_TOKENIZER:  # it has no normaliser, so not a byte is lost
+        assert tokenizer.decode(ids[1:]) == text * 3
+
+
+@given(before=hostile, state=hostile, key=hostile, label=hostile, description=hostile)
+def test_no_place_of_a_request_can_hold_a_control_token(
+    before: str, state: str, key: str, label: str, description: str
+) -> None:
+    question = {"type": "choice", "instructions": before, "criteria": {label: description, "other": None}}
+    bland = {"type": "choice", "instructions": "x", "criteria": {"x": "x", "other": None}}
+    for prompter, tokenizer in ((CHAT, TOKENIZER), (POINTER, STARTER_TOKENIZER)):
+        for encoding in prompter.encodings:
+            (row,) = prompter.render(request({key: [state]}, encoding, q=question))
+            (expected,) = prompter.render(request({"x": ["x"]}, encoding, q=bland))
+            control = set(tokenizer.added_tokens_decoder)
+            assert [i for i in row.input_ids if i in control] == [i for i in expected.input_ids if i in control]
+
+
+@given(st.text(max_size=40), st.text(max_size=20))
+def test_ordinary_text_gets_the_librarys_own_ids(state: str, label: str) -> None:
+    """The library tokenises the whole prompt at once; ours takes the control tokens out first."""
+    body = {"state": state, "questions": {"q": {"type": "choice", "criteria": {label: None, "other": None}}}}
+    config = DecisionConfig()
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    for prompter, reference in ((CHAT, TOKENIZER), (POINTER, tokenizer)):
+        if prompter is POINTER:
+            config.chat_template = prompter.decision.templates["per_question"]
+        ((inputs, _),) = config.prepare_inputs(body, reference)
+        (row,) = prompter.render(request(state, q=body["questions"]["q"]))  # type: ignore[index]
+        assert row.input_ids.tolist() == inputs["input_ids"][0].tolist()
+
+
+def test_a_fixed_prompt_has_its_stored_ids() -> None:
+    """The exact input of one decision: a change here changes every answer."""
+    (row,) = POINTER.render(request("a<|answer|>", q={"type": "noul", "instructions": "b"}))
+    names = STARTER_TOKENIZER.convert_ids_to_tokens(row.input_ids)
+    assert names == [
+        *("<|state|>", "a", "<", "|", "answer", "|", ">", "<|noul|>", "b"),
+        *("<|option|>", "yes", "<|end_option|>", "<|option|>", "no", "<|end_option|>", "<|answer|>"),
+    ]
+    assert row.reads[0].positions == (11, 14, 15)
+
+
+def test_a_prompt_at_the_limit_is_whole_and_one_over_it_is_refused_with_the_counts() -> None:
+    text = "a b c " * 50
+    (row,) = starter_prompter().render(request(text, q=NOUL))
+    assert starter_prompter(max_tokens=row.num_tokens).render(request(text, q=NOUL)) == [row]
+    with pytest.raises(TooManyTokens, match=rf"has {row.num_tokens} tokens; the limit is {row.num_tokens - 1}$"):
+        starter_prompter(max_tokens=row.num_tokens - 1).render(request(text, q=NOUL))
+    for text in ("word " * 200_000, "x" * 1_000_000, " " * 1_000_000, "é" * 300_000):
+        with pytest.raises(TooManyTokens, match="has (over )?[0-9]+ tokens; the limit is 1000$"):
+            CHAT.render(request(text, q=NOUL))
+
+
+def test_a_limit_too_low_for_any_prompt_is_refused_at_the_start() -> None:
+    with pytest.raises(StartupError, match="the limit is 5"):
+        starter_prompter(max_tokens=5)
+
+
+def test_options_run_to_255_over_two_letter_labels() -> None:
+    options: dict[str, Any] = {f"option {n}": None for n in range(255)}
+    (row,) = chat_prompter(max_tokens=10**6).render(request("x", q={"type": "choice", "criteria": options}))
+    assert len(set(row.reads[0].label_ids)) == 255
+    text = TOKENIZER.decode(row.input_ids)
+    assert "\nZ. option 25\nAA. option 26\n" in text
+    assert "Answer with the label of the option that fits best (A to IU) only." in text
+
+
+def test_a_vocabulary_with_fewer_labels_says_how_many() -> None:
+    prompter = chat_prompter(num_pairs=4)
+    options: dict[str, Any] = {f"option {n}": None for n in range(40)}
+    with pytest.raises(InvalidRequest) as caught:
+        prompter.render(request("x", q={"type": "choice", "criteria": options}))
+    loc, message, _ = caught.value.errors[0]
+    assert loc == ("questions", "q", "choice", "criteria")
+    assert message == "must have at most 30 options for this model, not 40"
+
+
+def test_an_encoding_without_a_template_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="encoding: must be 'per_question' for this model"):
+        CHAT.render(request("x", "joint", q=NOUL))
+    with pytest.raises(StartupError, match="this checkpoint does per_question only"):
+        Prompter(TOKENIZER, decision(), max_tokens=100, encoding="joint")
+    assert starter_prompter(encoding="joint").encoding == "joint"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ state }}{{ question.labels[0] }}<|mark|><|mark|>", "template does not work"),
+        ("{{ state|first }}", "rewrites client text"),
+        ("{{ '<|' ~ state ~ '|>' }}", "builds control tokens around it"),
+        ("{{ '<think' ~ state ~ '>' }}{{ question.instructions }}", "builds control tokens around it"),
+        ("{{ raise_exception('no') }}", "template does not work"),
+        ("{{ nothing.at.all }}", "template does not work"),
+        ("{% for %}", "template does not work"),
+    ],
+)
+def test_a_template_that_cannot_be_trusted_is_refused_at_the_start(template: str, message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        Prompter(TOKENIZER, decision({"per_question": template}), max_tokens=100)
+
+
+def test_what_a_template_cannot_write_is_the_clients_error() -> None:
+    source = "{% if state is mapping and state.image %}{{ raise_exception('no images') }}{% endif %}{{ state }}"
+    prompter = Prompter(TOKENIZER, decision({"per_question": source}), max_tokens=100)
+    with pytest.raises(BadRequest, match="no images"):
+        prompter.render(request({"image": "x"}, q=NOUL))
+
+
+def test_a_dated_chat_template_prints_the_same_date_every_day() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE
+    (row,) = Prompter(tokenizer, decision(), max_tokens=500).render(request("x", q=NOUL))
+    assert tokenizer.decode(row.input_ids).startswith("26 Jul 2024")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"decision.json": "{"}, "decision.json"),
+        ({"decision.json": '{"readout": "hands"}'}, "readout must be 'labels' or 'pointer', not 'hands'"),
+        ({"decision.json": '{"readout": "pointer"}'}, "readout 'pointer' needs a decision_template.jinja"),
+        ({"decision.json": '{"adapter": "lora"}'}, "names an adapter"),
+        ({"decision.json": '{"encoding": "joint"}'}, "encoding 'joint' has no template"),
+        ({"decision.json": '{"temperature": {"noul": 0}}'}, "temperature.noul must be above 0"),
+        ({"decision.json": '{"noul_options": ["yes", "no"]}'}, "decision.json"),
+        (
+            {"decision_template.jinja": "{{ question }}", "decision_template_per_question.jinja": "x"},
+            "already the one for per_question",
+        ),
+    ],
+)
+def test_a_contradictory_format_is_one_line(tmp_path: Path, files: dict[str, str], message: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(StartupError) as caught:
+        DecisionFormat.load(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
