@@ -15,7 +15,7 @@ class StartupError(Exception):
 class ApiError(Exception):
     """A request that gets no decision. Subclasses fix `status` and `error_type`.
 
-    `retry_after_s`, where set, becomes the `Retry-After` header (whole seconds, below 30: the official SDK gives up then).
+    `retry_after_s` becomes the `Retry-After` header: whole seconds, below 30, when the official SDK gives up.
     """
 
     status = 500

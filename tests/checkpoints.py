@@ -1,4 +1,4 @@
-"""Makes tiny checkpoints with random weights: the Qwen3.5 architecture and its kind of tokenizer, any decision format."""
+"""Makes tiny checkpoints with random weights: Qwen3.5's architecture, its kind of tokenizer, any decision format."""
 
 from __future__ import annotations
 

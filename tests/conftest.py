@@ -7,10 +7,12 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the Hub libraries
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoints import make_chat_checkpoint, make_decision_checkpoint
+from live import Server
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +25,17 @@ def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def labels_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Readout `labels`, with a template for each encoding."""
     return make_decision_checkpoint(tmp_path_factory.mktemp("labels"))
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[Server]:
+    """The server with the shipped model and no key, one for all tests."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def locked() -> Iterator[Server]:
+    """The same with a key, and strict about the model's name."""
+    with Server("--strict-model", env={"ONEPASS_API_KEY": "sesame"}) as server:
+        yield server

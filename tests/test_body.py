@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from body import MAX_DEPTH, RepeatedKeys, read_json, read_multipart
-from errors import ApiError, BadRequest, InvalidRequest
+from errors import BadRequest, InvalidRequest
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -168,7 +169,5 @@ def test_broken_multipart_is_a_400_that_says_why(body: bytes, content_type: str,
 def test_whatever_the_multipart_only_our_own_errors_come_out(body: bytes, boundary: str) -> None:
     for content in (body, b"--X\r\n" + body + b"\r\n--X--\r\n"):
         for content_type in (f"multipart/form-data; boundary={boundary}", "multipart/form-data; boundary=X"):
-            try:
+            with contextlib.suppress(BadRequest):
                 read_multipart(content, content_type)
-            except ApiError as err:
-                assert err.status == 400

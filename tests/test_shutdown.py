@@ -1,0 +1,189 @@
+"""Start and stop of the whole program, in a process of its own whose worker is steered through its pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from http_client import PATIENCE_S, Client, get, post
+
+PROGRAM = Path(__file__).resolve().parent / "http_client.py"
+
+
+class Program:
+    """The running server. `told` reads its worker's story; its log is on stderr."""
+
+    def __init__(self, *flags: str, ready: bool = True) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), "--port", "0", *flags],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        if ready:
+            line = self.log_line("serving fake at")
+            match = re.search(r"http://127\.0\.0\.1:(\d+): ", line)
+            assert match, line
+            self.address = ("127.0.0.1", int(match[1]))
+
+    def log_line(self, wanted: str) -> str:
+        assert self.process.stderr
+        seen = []
+        for line in self.process.stderr:
+            if wanted in line:
+                return line
+            seen.append(line)
+        raise AssertionError(f"no {wanted!r} in {seen}")
+
+    def told(self, num_lines: int = 1) -> list[str]:
+        assert self.process.stdout
+        return [self.process.stdout.readline().strip() for _ in range(num_lines)]
+
+    def order(self, text: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[int, str]:
+        """(exit code, the rest of stderr)"""
+        _, rest = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, rest
+
+
+@contextlib.contextmanager
+def run(*flags: str, ready: bool = True) -> Iterator[Program]:
+    program = Program(*flags, ready=ready)
+    watchdog = threading.Timer(2 * PATIENCE_S, program.process.kill)  # a pipe that says nothing would hang the test
+    watchdog.start()
+    try:
+        yield program
+    finally:
+        watchdog.cancel()
+        program.process.kill()
+        program.process.communicate()
+
+
+def test_what_is_queued_is_finished_and_new_work_refused_after_sigterm() -> None:
+    with run() as program, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(Client(program.address)).send(post(b"%d" % number)) for number in range(4)]
+        assert sorted(program.told(5)) == ["queued"] * 4 + ["running"]
+        kept = stack.enter_context(Client(program.address))
+        assert kept.send(get("/health")).read().status == 200
+        program.process.send_signal(signal.SIGTERM)
+        assert program.told() == ["draining"]
+        for request in (post(b"{}"), get("/health"), get("/v1/models")):
+            with Client(program.address) as late:
+                response = late.send(request).read()
+                assert (response.status, response.error_type) == (503, "shutting_down")
+                assert late.is_closed()
+        assert kept.send(get("/livez")).read().status == 200
+        assert kept.is_closed()
+        program.order("open")
+        assert sorted(client.read().body for client in clients) == [b"0", b"1", b"2", b"3"]
+        code, log = program.end()
+        assert code == 0
+        assert "all work is finished" in log
+        assert "Traceback" not in log
+
+
+def test_work_that_does_not_end_is_left_after_the_drain_time() -> None:
+    with run("--drain-s", "0.2") as program, Client(program.address) as client:
+        client.send(post(b"{}"))
+        assert sorted(program.told(2)) == ["queued", "running"]
+        program.process.send_signal(signal.SIGINT)
+        code, log = program.end()
+        assert code == 0
+        assert "some work was not finished" in log
+        assert client.read().error_type == "shutting_down"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(signum: signal.Signals) -> None:
+    with run() as program, Client(program.address) as client:
+        client.send(post(b"{}"))
+        assert sorted(program.told(2)) == ["queued", "running"]
+        program.process.send_signal(signal.SIGTERM)
+        assert program.told() == ["draining"]
+        program.process.send_signal(signum)
+        assert program.end()[0] == 128 + signum
+
+
+def test_it_stops_while_nothing_happens() -> None:
+    with run() as program, Client(program.address) as idle:
+        assert idle.send(get("/livez")).read().status == 200
+        program.process.send_signal(signal.SIGTERM)
+        assert program.end()[0] == 0
+        assert idle.is_closed()
+
+
+def test_it_stops_as_process_1() -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*unshare, "true"], capture_output=True).returncode == 0:
+            check_process_1(unshare)
+            return
+    pytest.skip("this system does not let us make a PID namespace")
+
+
+def check_process_1(unshare: list[str]) -> None:
+    """The child of unshare is process 1 in its namespace, which has no default action for a signal."""
+    script = (
+        "import os, runpy, signal, sys; assert os.getpid() == 1;"
+        f"sys.argv = ['x', '--port', '0']; sys.path[:0] = [{str(PROGRAM.parent)!r}, {str(PROGRAM.parent.parent)!r}];"
+        "import http_client as h, threading;"
+        "start = h.ToldDecider.start;"
+        "h.ToldDecider.start = lambda self: (start(self), os.kill(1, signal.SIGTERM));"
+        "sys.exit(h.server.main(['--port', '0'], make_decider=h.ToldDecider))"
+    )
+    done = subprocess.run([*unshare, sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, "all work is finished" in done.stderr) == (0, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("refuse", "onepass: the checkpoint has no weights"),
+        ("die", "the worker died of RuntimeError; the process ends"),
+    ],
+)
+def test_a_dead_worker_ends_the_process_with_its_reason(order: str, said: str) -> None:
+    with run() as program:
+        program.order(order)
+        code, log = program.end()
+        assert code == 1
+        assert said in log
+        assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "said"),
+    [
+        (["--port", "70000"], 2, "onepass: --port must be from 0 to 65535"),
+        (["--no-such-flag"], 2, "onepass: unrecognized arguments: --no-such-flag"),
+        (["--host", "192.0.2.1"], 1, "onepass: cannot listen on 192.0.2.1 port 0"),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_line(flags: list[str], code: int, said: str) -> None:
+    with run(*flags, ready=False) as program:
+        returned, log = program.end()
+        assert (returned, log.count("\n")) == (code, 1)
+        assert log.startswith(said)
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with run("--port", str(port), ready=False) as program:
+            assert program.end() == (1, f"onepass: cannot listen on 127.0.0.1 port {port}: Address already in use\n")
