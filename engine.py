@@ -23,6 +23,7 @@ import qwen3_5
 from checkpoint import Checkpoint, weight_files
 from config import Config
 from errors import StartupError
+from plan import CostModel, Limits, plan_batches
 from prompt import Readout, Row
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ HEAD_FILE = "head.safetensors"
 DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
 # These rescale the rotary frequencies by the batch's longest row: a row's answer would depend on the others.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+# What starting a forward pass costs, in tokens: less padding than this is cheaper than another pass. Not measured at
+# the start, so that the same rows are cut the same way tomorrow.
+LAUNCH_TOKENS = {"cpu": 64, "cuda": 2048}
 HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
@@ -42,10 +46,13 @@ class Body(Protocol):
     backend: str
     hidden_size: int
     max_tokens: int
-    head: Tensor  # (vocab, hidden): the language model's
 
     def read(self, rows: list[Row]) -> Tensor:
         """(N, hidden): the states at all positions that the rows' questions read, in their order."""
+        ...
+
+    def logits(self, states: Tensor, ids: Tensor) -> Tensor:
+        """(N,): the next-token logit of ids[i] after states[i], float32; states (N, hidden) float32, ids (N,)."""
         ...
 
 
@@ -61,6 +68,8 @@ class Engine:
         self.readout = readout
         self._body = load_body(checkpoint.folder, config.backend, self.device, self.dtype)
         self.max_tokens = self._body.max_tokens
+        self._cost = CostModel(launch_s=LAUNCH_TOKENS[self.device.type], token_s=1)  # in tokens: only ratios matter
+        self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=config.max_batch_rows)
         self._pointer = None
         if readout == "pointer":
             self._pointer = PointerHead.load(checkpoint.folder / HEAD_FILE, self._body.hidden_size, self.device)
@@ -78,6 +87,14 @@ class Engine:
 
     def forward(self, rows: list[Row]) -> list[Scores]:
         """Raw option scores in float32 arithmetic, one list a row, in row order; a score may be NaN."""
+        scores: list[Scores] = [[] for _ in rows]
+        for batch in plan_batches([row.num_tokens for row in rows], self._cost, self._limits):
+            for index, row_scores in zip(batch.rows, self._forward([rows[index] for index in batch.rows]), strict=True):
+                scores[index] = row_scores
+        return scores
+
+    def _forward(self, rows: list[Row]) -> list[Scores]:
+        """The same for rows that run together, padded to the longest."""
         states = self._body.read(rows).float()
         flat = self._label_scores(rows, states) if self._pointer is None else self._pointer_scores(rows, states)
         values = iter(flat.tolist())  # the batch's one copy from the device
@@ -97,15 +114,11 @@ class Engine:
         return self._pointer.scores(states[options], states[ends])
 
     def _label_scores(self, rows: list[Row], states: Tensor) -> Tensor:
-        """(options of all questions of all rows,): the next-token logits of the label tokens and of no others.
-
-        A product and a sum, which no setting of the matrix products' precision touches.
-        """
+        """(options of all questions of all rows,): the next-token logits of the label tokens and of no others."""
         reads = [read for row in rows for read in row.reads]
         places = [place for place, read in enumerate(reads) for _ in read.label_ids]
         label_ids = [label_id for read in reads for label_id in read.label_ids]
-        labels = self._body.head[torch.tensor(label_ids, device=self.device)].float()
-        return (states[places] * labels).sum(-1)
+        return self._body.logits(states[places], torch.tensor(label_ids, device=self.device))
 
 
 def option_counts(row: Row) -> Iterable[int]:
@@ -154,6 +167,11 @@ def read_places(rows: list[Row]) -> list[list[int]]:
     return [[place for read in row.reads for place in read.positions] for row in rows]
 
 
+def dot_rows(states: Tensor, head: Tensor, ids: Tensor) -> Tensor:
+    """(N,): states[i] . head[ids[i]] by a product and a sum, which no setting of matrix products' precision touches."""
+    return (states * head[ids].float()).sum(-1)
+
+
 class FastBody:
     """Our own forward."""
 
@@ -170,7 +188,6 @@ class FastBody:
         self._device = device
         self.hidden_size = self._spec.hidden_size
         self.max_tokens = config.get("text_config", config).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
-        self.head = self._weights.head
 
     def read(self, rows: list[Row]) -> Tensor:
         input_ids = pad(rows, self._device)
@@ -180,6 +197,9 @@ class FastBody:
         positions = torch.arange(input_ids.shape[1], device=self._device).expand(input_ids.shape)
         hidden, _ = qwen3_5.forward(self._spec, self._weights, positions=positions, input_ids=input_ids, read=read)
         return torch.cat([states[: len(row)] for states, row in zip(hidden, places, strict=True)])
+
+    def logits(self, states: Tensor, ids: Tensor) -> Tensor:
+        return dot_rows(states, self._weights.head, ids)
 
 
 class SafetensorsReader:
@@ -211,7 +231,9 @@ class LibraryBody:
         self.max_tokens = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS
         rope = getattr(config, "rope_parameters", None) or {}
         self._pads = rope.get("rope_type", "default") not in LENGTH_DEPENDENT_ROPE
-        self.head = self._model.get_output_embeddings().weight
+        self._head = self._model.get_output_embeddings()
+        self._scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        self._cap = getattr(config, "final_logit_softcapping", None)
         self._check_head()
 
     def read(self, rows: list[Row]) -> Tensor:
@@ -225,17 +247,23 @@ class LibraryBody:
         hidden = self._model.get_decoder()(**inputs, use_cache=False).last_hidden_state
         return torch.cat([states[row] for states, row in zip(hidden, read_places(rows), strict=True)])
 
+    def logits(self, states: Tensor, ids: Tensor) -> Tensor:
+        """What architectures do to their logits: a bias (Phi), a scale (Cohere, Granite), a cap (Gemma)."""
+        logits = dot_rows(states, self._head.weight, ids)
+        if getattr(self._head, "bias", None) is not None:
+            logits = logits + self._head.bias[ids].float()
+        logits = logits * self._scale
+        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+
     def _check_head(self) -> None:
-        """Multiplying label rows must give the model's own logits: some architectures scale, cap or shift them."""
+        """Label rows must give the model's own logits, or its answers would not be its own."""
         probe = torch.arange(1, 9, device=self._device)[None]
         logits = self._model(input_ids=probe, use_cache=False).logits[0, -1].float()
         hidden = self._model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state[0, -1].float()
         ids = torch.arange(0, logits.shape[0], max(1, logits.shape[0] // 64), device=self._device)
-        difference = (self.head[ids].float() @ hidden - logits[ids]).abs().max()
-        if not difference <= HEAD_TOLERANCE[self.head.dtype] * logits.abs().max():
-            raise StartupError(
-                "this architecture does more to its logits than multiply label rows; it is not supported"
-            )
+        difference = (self.logits(hidden.expand(len(ids), -1), ids) - logits[ids]).abs().max()
+        if not difference <= HEAD_TOLERANCE[self._head.weight.dtype] * logits.abs().max():
+            raise StartupError("what this architecture does to its logits is not known; it cannot be served")
 
 
 def load_body(folder: Path, backend: str, device: torch.device, dtype: torch.dtype) -> Body:

@@ -197,3 +197,46 @@ def test_untied_embeddings_are_read_from_their_own_head(tmp_path: Path) -> None:
     make_model(folder, make_tokenizer(), tie_word_embeddings=False)
     loaded = load(Config(model=str(folder), backend="transformers"))
     assert len(loaded.engine.forward(rows_of(loaded, count=2))) == 4
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}),
+        ("granite", {"logits_scaling": 7.0}),
+        ("cohere", {"logit_scale": 0.3}),
+        ("phi", {}),
+    ],
+)
+def test_logits_that_an_architecture_bends_are_bent_the_same_way(
+    tmp_path: Path, model_type: str, settings: dict[str, Any]
+) -> None:
+    """The start compares our label logits with the model's own, and refuses where they differ; these must not."""
+    from checkpoints import CHAT_TEMPLATE, make_tokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
+    torch.manual_seed(0)
+    ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tokenizer), max_position_embeddings=512, **shape, **settings, **ids
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    with torch.no_grad():
+        head.weight.mul_(20)
+        if head.bias is not None:
+            head.bias.normal_()
+    model.save_pretrained(tmp_path)
+    loaded = load(Config(model=str(tmp_path)))
+    assert loaded.engine.describe()["backend"] == "transformers"
+    assert len(loaded.engine.forward(rows_of(loaded, count=1))) == 3

@@ -1,0 +1,261 @@
+"""The decision in process: what happens around the model, with an engine whose scores are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import STARTER
+from transformers import AutoTokenizer
+
+from checkpoint import open_checkpoint
+from config import Config
+from decider import Decider, Loaded
+from errors import (
+    ApiError,
+    BadRequest,
+    InternalError,
+    InvalidRequest,
+    Loading,
+    Overloaded,
+    ShuttingDown,
+    StartupError,
+    WorkerDead,
+)
+from prompt import DecisionFormat, Prompter, Row
+
+WAIT_S = 30
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class FakeEngine:
+    """Option i of a question gets score i, whatever was asked."""
+
+    def __init__(self, score: Callable[[int], float] = float) -> None:
+        self.score = score
+        self.num_calls = 0
+
+    def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+        self.num_calls += 1
+        return [[[self.score(place) for place in range(len(read.positions) - 1)] for read in row.reads] for row in rows]
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": "fake"}
+
+
+def loaded(engine: Any) -> Loaded:
+    prompter = Prompter(AutoTokenizer.from_pretrained(STARTER), DecisionFormat.load(STARTER), max_tokens=1000)
+    return Loaded(open_checkpoint(Config()), prompter, engine)
+
+
+@contextmanager
+def running(engine: Any = None, **settings: Any) -> Iterator[Decider]:
+    decider = Decider(Config(**settings), load=lambda _: loaded(engine or FakeEngine()))
+    decider.start()
+    decider.wait_ready(WAIT_S)
+    try:
+        yield decider
+    finally:
+        decider.drain(WAIT_S)
+
+
+def body(state: Any = "x", **fields: Any) -> bytes:
+    questions = {
+        "n": {"type": "noul", "instructions": "?"},
+        "c": {"type": "choice", "criteria": {"a": None, "b": None, "c": None}},
+        "s": {"type": "score", "criteria": ["low", "high"]},
+    }
+    return json.dumps({"state": state, "questions": questions, **fields}).encode()
+
+
+@pytest.mark.parametrize("encoding", ["joint", "per_question"])
+def test_scores_become_answers_with_the_checkpoints_temperature_and_noul_order(encoding: str) -> None:
+    with running() as decider:
+        document = json.loads(decider.decide(body(encoding=encoding)))
+        assert decider._loaded is not None
+        temperature = decider._loaded.prompter.decision.temperature
+    answers = document["answers"]
+    assert list(answers) == ["n", "c", "s"]
+    # The starter shows "true" first, so it has score 0 and "false" score 1.
+    assert answers["n"]["noul"] == pytest.approx(1 / (1 + math.exp(1 / temperature["noul"])))
+    assert answers["c"]["choice"] == "c"
+    weights = [math.exp(score / temperature["choice"]) for score in range(3)]
+    assert list(answers["c"]["probabilities"].values()) == pytest.approx([weight / sum(weights) for weight in weights])
+    assert document["usage"]["output_tokens"] == 0
+
+
+def test_tokens_are_counted_once_for_each_row_they_stand_in() -> None:
+    with running() as decider:
+        used = [
+            json.loads(decider.decide(body("word " * n, encoding="per_question")))["usage"]["input_tokens"]
+            for n in (10, 20)
+        ]
+        joint = [
+            json.loads(decider.decide(body("word " * n, encoding="joint")))["usage"]["input_tokens"] for n in (10, 20)
+        ]
+    assert used[1] - used[0] == 3 * (joint[1] - joint[0])
+
+
+def test_what_a_client_can_get_wrong_costs_no_forward_pass() -> None:
+    engine = FakeEngine()
+    with running(engine) as decider:
+        before = engine.num_calls
+        for content, error in (
+            (b"{", InvalidRequest),
+            (body(state=5), InvalidRequest),
+            (body("word " * 5000), ApiError),
+            (body(images=["aGk="]), BadRequest),
+            (body(assets={"@a": {}}), BadRequest),
+        ):
+            with pytest.raises(error):
+                decider.decide(content)
+        assert engine.num_calls == before
+
+
+def test_multipart_is_read_and_its_pictures_are_refused() -> None:
+    def form(*parts: tuple[str, bytes]) -> bytes:
+        return b"".join(
+            f'--X\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n'.encode() + content + b"\r\n" for name, content in parts
+        ) + b"--X--\r\n"  # fmt: skip
+
+    with running() as decider:
+        pending = decider.submit(form(("request", body())), "Multipart/Form-Data; boundary=X")
+        assert json.loads(decider.answer(pending).body)["answers"]["c"]["choice"] == "c"
+        with pytest.raises(BadRequest, match="reads text only"):
+            decider.submit(form(("request", body()), ("asset-0", b"png")), "multipart/form-data; boundary=X")
+
+
+def test_a_score_that_is_no_number_fails_its_own_request_alone() -> None:
+    class Poisoned(FakeEngine):
+        def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+            return [
+                [[math.nan] * len(question) for question in scores] if row.num_tokens > 300 else scores
+                for row, scores in zip(rows, super().forward(rows), strict=True)
+            ]
+
+    with running(Poisoned()) as decider:
+        bad, good = decider.submit(body("word " * 400)), decider.submit(body())
+        with pytest.raises(InternalError, match="not a number"):
+            decider.answer(bad)
+        assert decider.answer(good).num_rows == 3
+
+
+def test_it_says_why_it_is_not_ready() -> None:
+    gate = threading.Event()
+
+    def load(_: Config) -> Loaded:
+        assert gate.wait(WAIT_S)
+        return loaded(FakeEngine())
+
+    decider = Decider(Config(), load=load)
+    decider.start()
+    assert isinstance(decider.unready(), Loading)
+    assert decider.health() == (False, {"status": "loading", "reason": "the model is loading", "model": str(STARTER)})
+    with pytest.raises(Loading):
+        decider.submit(body())
+    gate.set()
+    decider.wait_ready(WAIT_S)
+    assert decider.unready() is None
+    assert decider.drain(WAIT_S)
+    assert isinstance(decider.unready(), ShuttingDown)
+    with pytest.raises(ShuttingDown):
+        decider.submit(body())
+
+
+def test_a_load_that_fails_is_told_to_whoever_waits() -> None:
+    def load(_: Config) -> Loaded:
+        raise StartupError("no such model")
+
+    decider = Decider(Config(), load=load)
+    decider.start()
+    with pytest.raises(StartupError, match="no such model"):
+        decider.wait_ready(WAIT_S)
+    assert decider.dead.is_set()
+    assert isinstance(decider.unready(), WorkerDead)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_fails_readiness_and_every_request() -> None:
+    class Deadly(FakeEngine):
+        def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+            if self.num_calls >= 4:  # the warm-up has passed
+                raise SystemExit
+            return super().forward(rows)
+
+    with running(Deadly()) as decider:
+        pending = decider.submit(body())
+        with pytest.raises(WorkerDead):
+            decider.answer(pending)
+        assert decider.dead.wait(WAIT_S)
+        ready, document = decider.health()
+        assert (ready, document["status"]) == (False, "worker_dead")
+        with pytest.raises(WorkerDead):
+            decider.submit(body())
+
+
+def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
+    gate = threading.Event()
+
+    class Held(FakeEngine):
+        def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+            assert self.num_calls < 4 or gate.wait(WAIT_S)
+            return super().forward(rows)
+
+    many = json.dumps(
+        {"state": "", "questions": {str(n): {"type": "noul", "instructions": "?"} for n in range(512)}}
+    ).encode()
+    with running(Held(), max_queued_rows=512, max_batch_rows=1) as decider:
+        first = [decider.submit(many)]
+        with pytest.raises(Overloaded):
+            first.append(decider.submit(many))
+        while True:  # the first row of it may have started, which makes room for one
+            try:
+                decider.submit(
+                    json.dumps({"state": "", "questions": {"q": {"type": "noul", "instructions": "?"}}}).encode()
+                )
+            except Overloaded:
+                break
+        with pytest.raises(Overloaded):
+            decider.submit(b"not even JSON")
+        gate.set()
+        assert decider.answer(first[0]).num_rows == 512
+
+
+def test_health_tells_what_is_served_and_how() -> None:
+    with running(served_name="mine") as decider:
+        ready, document = decider.health()
+    assert ready
+    assert document["status"] == "ready"
+    assert document["verified"] is True
+    assert document["warm_up"]["same_answer_twice"] is True
+    assert document["hub_offline"] is True
+    assert document["encodings"] == ("per_question", "joint")
+    assert document["images"] is False
+    assert document["worker_alive"] is True
+    assert document["limits"]["max_batch_rows"] == 32
+    assert {"onepass", "python", "torch", "transformers"} <= set(document["versions"])
+    json.dumps(document)
+
+
+def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
+    """In a process of its own, whose environment does not say so already."""
+    code = (
+        "import json, sys; from config import Config; from decider import Decider\n"
+        "decider = Decider(Config()); decider.start(); decider.wait_ready()\n"
+        "import huggingface_hub.constants as hub; print(json.dumps([hub.HF_HUB_OFFLINE, decider.health()[1]['hub_offline']]))\n"
+        "decider.drain(10)"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [True, True]
