@@ -43,6 +43,7 @@ class Ticket:
     next_row: int = 0  # the rows before it have started
     started_at: float = 0.0
     model_s: float = 0.0  # duration of the batches that it was part of
+    is_settled: bool = False  # its outcome is known, and whoever set this resolves the future
 
     @property
     def num_waiting(self) -> int:
@@ -248,19 +249,27 @@ class Batcher:
         self.num_rows += len(batch)
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
+        settled: list[tuple[Ticket, list[Any] | ApiError]] = []
         with self._changed:
             for ticket in {id(entry.ticket): entry.ticket for entry in batch}.values():
                 ticket.model_s += seconds
             for entry, result in zip(batch, results, strict=True):
-                self._deliver(entry.ticket, entry.index, result)
+                outcome = self._note(entry.ticket, entry.index, result)
+                if outcome is not None and not entry.ticket.is_settled:
+                    entry.ticket.is_settled = True
+                    settled.append((entry.ticket, outcome))
+        for ticket, outcome in settled:  # outside the lock: those who wait are woken here, and they may want it
+            ticket.resolve(outcome)
 
-    def _deliver(self, ticket: Ticket, index: int, result: Any) -> None:
+    def _note(self, ticket: Ticket, index: int, result: Any) -> list[Any] | ApiError | None:
+        """The outcome of the request, if this result settles it."""
         ticket.results[index] = result
         if isinstance(result, ApiError):
             self._queue.remove(ticket)
-            ticket.resolve(result)
-        elif len(ticket.results) == len(ticket.rows):
-            ticket.resolve([ticket.results[row] for row in range(len(ticket.rows))])
+            return result
+        if len(ticket.results) == len(ticket.rows):
+            return [ticket.results[row] for row in range(len(ticket.rows))]
+        return None
 
     def _run_or_isolate(self, rows: list[HasTokens]) -> list[Any]:
         """A batch that fails is run again row by row, so that only the culprit fails."""
@@ -298,4 +307,6 @@ class Batcher:
 
     def _fail_all(self, error: ApiError) -> None:
         for ticket in [*self._queue.clear(), *(entry.ticket for entry in self._running)]:
-            ticket.resolve(error)
+            if not ticket.is_settled:
+                ticket.is_settled = True
+                ticket.resolve(error)

@@ -1,15 +1,9 @@
-"""A `Request` to prompt `Row`s: template, tokens and the places where answers are read; knows nothing of the model.
-
-Client text can never become a control token. Whatever could be part of one is fenced by lone surrogates, which no
-client can send, while the template runs; the control tokens that the template itself wrote are then taken out by their
-text, and everything between them is tokenised by a tokenizer that knows no control tokens at all.
-"""
+"""A `Request` to prompt `Row`s: template, labels and the places where answers are read; knows nothing of the model."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import re
 import string
 from array import array
 from collections.abc import Iterable, Mapping
@@ -20,17 +14,13 @@ from typing import Any, Literal
 
 import jinja2
 from huggingface_hub.errors import StrictDataclassError
-from tokenizers import Tokenizer
 from transformers.decision import DECISION_PROMPT, DecisionConfig
 from transformers.utils.chat_template_utils import _compile_jinja_template, _get_template_variables
 
 from errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
+from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, strip_fences
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
-MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
-FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
-PROBE = "\ud802"  # stands for any client text while a template is checked
-_FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
 TEMPLATE_FILES = {
     "per_question": "decision_template_per_question.jinja",
     "joint": "decision_template_joint.jinja",
@@ -58,6 +48,7 @@ class Row:
 
     input_ids: array[int]
     reads: tuple[Read, ...]  # one a question, in the order of the request
+    num_shared: int = 0  # leading tokens that other questions about the same state have too
 
     @property
     def num_tokens(self) -> int:
@@ -155,19 +146,32 @@ class Prompter:
         memo: dict[str, array[int]] = {}  # the questions of a request share most of their text
         if encoding == "joint":
             return [self._row(encoding, state, request.questions, memo)]
-        return [self._row(encoding, state, (question,), memo) for question in request.questions]
+        others = {kind: self._render_text(encoding, state, (_OTHER_QUESTION[kind],)) for kind in ("noul", "choice")}
+        return [
+            self._row(encoding, state, (question,), memo, others["choice" if question.type == "noul" else "noul"])
+            for question in request.questions
+        ]
 
-    def _row(self, encoding: str, state: object, questions: tuple[Question, ...], memo: dict[str, array[int]]) -> Row:
+    def _row(
+        self,
+        encoding: str,
+        state: object,
+        questions: tuple[Question, ...],
+        memo: dict[str, array[int]],
+        other_text: str = "",
+    ) -> Row:
+        """`other_text` is the prompt of another question about the same state, to see how far the two agree."""
         text = self._render_text(encoding, state, questions)
         limit = self.max_tokens
         if len(text) > limit * LONG_CHARS_PER_TOKEN:  # do not tokenise 32 MiB to say that they are too many
             count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], {})[0])
             if count > limit + MAX_CUT_TOKENS:
                 raise TooManyTokens(f"the prompt has over {count} tokens; the limit is {limit}")
-        input_ids, marks = self._tokens.encode(text, memo)
+        input_ids, marks, num_shared = self._tokens.encode(text, memo, num_shared_chars(text, other_text))
         if len(input_ids) > limit:
             raise TooManyTokens(f"the prompt has {len(input_ids)} tokens; the limit is {limit}")
-        return Row(input_ids, self._reads(questions, marks or [len(input_ids)]))
+        reads = self._reads(questions, marks or [len(input_ids)])
+        return Row(input_ids, reads, min(num_shared, reads[0].positions[0]))
 
     def _render_text(self, encoding: str, state: object, questions: tuple[Question, ...]) -> str:
         inputs = [self._template_input(question) for question in questions]
@@ -231,10 +235,28 @@ class Prompter:
                     )
                 except (ApiError, ValueError) as err:
                     raise StartupError(f"the {encoding} template does not work: {err}") from None
-                if _FENCE.sub("", fenced) != plain or not self._tokens.keeps_apart(probed):
+                if strip_fences(fenced) != plain or not self._tokens.keeps_apart(probed):
                     raise StartupError(
                         f"the {encoding} template rewrites client text or builds control tokens around it"
                     )
+
+
+_OTHER_QUESTION = {
+    "noul": Question("", "noul", "\x01", ("true", "false"), (None, None)),
+    "choice": Question("", "choice", "\x02", ("\x02",), (None,)),
+}
+
+
+def num_shared_chars(a: str, b: str) -> int:
+    """The length of the longest common beginning, by halving: slices compare fast, characters one by one do not."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _sample_questions(text: str) -> tuple[Question, ...]:
@@ -302,102 +324,3 @@ def _single_tokens(tokenizer: Any, names: Iterable[str], most: int) -> tuple[lis
         if len(found) == most:
             break
     return list(found.values()), tuple(found)
-
-
-class ControlTokens:
-    """The tokenizer with its control tokens kept apart from text."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
-        # Gemma's "\n\n" and the like are ordinary text that stands in the added vocabulary for speed
-        self._control = {content: id_ for content, id_ in added.items() if not content.isspace()}
-        self._control_ids = frozenset(self._control.values())
-        names = sorted([*self._control, MARK, SPLIT], key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, names)))
-        self._edges = frozenset(name[0] for name in names) | frozenset(name[-1] for name in names)
-        self._names = names
-        self._text = _text_tokenizer(tokenizer, self._control)
-        self._check_exact(tokenizer)
-
-    def fence(self, value: Any) -> Any:
-        """`value` with every string in it fenced that could hold, begin or end a control token's text."""
-        if isinstance(value, str):
-            return value if self._edges.isdisjoint(value) else FENCE_OPEN + value + FENCE_CLOSE
-        if isinstance(value, dict):
-            return {self.fence(key): self.fence(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.fence(item) for item in value]
-        return value
-
-    def keeps_apart(self, rendered: str) -> bool:
-        """Whether no text in the place of a `PROBE` could complete a control token, as in "<|" ~ text ~ "|>"."""
-        for match in re.finditer(PROBE, rendered):
-            before, after = rendered[: match.start()], rendered[match.end() :]
-            for name in self._names:
-                begins = (cut for cut in range(1, len(name)) if before.endswith(name[:cut]))
-                if any(after.startswith(name[end:]) for cut in begins for end in range(cut, len(name))):
-                    return False
-        return True
-
-    def encode(self, rendered: str, memo: dict[str, array[int]]) -> tuple[array[int], list[int]]:
-        """The ids of a rendered prompt, and the number of ids before each mark."""
-        text, fenced = _take_fences(rendered)
-        ids: array[int] = array("i")
-        marks: list[int] = []
-        start = 0
-        for match in self._pattern.finditer(text):
-            ids += self._encode_text(text[start : match.start()], memo)
-            start, name = match.end(), match[0]
-            if any(match.start() < close and open_ < match.end() for open_, close in fenced):
-                ids += self._encode_text(name, memo)  # a client wrote it, or part of it
-            elif name == MARK:
-                marks.append(len(ids))
-            elif name != SPLIT:
-                ids.append(self._control[name])
-        ids += self._encode_text(text[start:], memo)
-        return ids, marks
-
-    def _encode_text(self, text: str, memo: dict[str, array[int]]) -> array[int]:
-        ids = memo.get(text)
-        if ids is None:
-            ids = memo[text] = array("i", self._text.encode(text, add_special_tokens=False).ids) if text else array("i")
-            if not self._control_ids.isdisjoint(ids):  # a vocabulary that spells a control token as plain text
-                raise BadRequest("the text spells out a control token of this model in a way it cannot read as text")
-        return ids
-
-    def _check_exact(self, tokenizer: Any) -> None:
-        """Taking control tokens out first must give the ids that the tokenizer itself gives."""
-        name = next((name for name in self._control if name not in (MARK, SPLIT)), "")
-        for probe in ("Ann's 12 cafés, \n\n  ok?", f"{name}Hello wörld {name} a\n{name}b", f"x{name}\ny"):
-            expected = tokenizer.encode(probe, add_special_tokens=False)
-            if list(self.encode(probe, {})[0]) != expected:
-                raise StartupError(
-                    "this kind of tokenizer is not supported: its control tokens change the text around them"
-                )
-
-
-def _take_fences(rendered: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text without fences, and the (start, end) of each fenced stretch in it."""
-    if FENCE_OPEN not in rendered:
-        return rendered, []
-    parts: list[str] = []
-    fenced: list[tuple[int, int]] = []
-    length = start = opened = 0
-    for match in _FENCE.finditer(rendered):
-        parts.append(rendered[start : match.start()])
-        length += match.start() - start
-        start = match.end()
-        if match[0] == FENCE_OPEN:
-            opened = length
-        else:
-            fenced.append((opened, length))
-    parts.append(rendered[start:])
-    return "".join(parts), fenced
-
-
-def _text_tokenizer(tokenizer: Any, control: Mapping[str, int]) -> Tokenizer:
-    """A copy of the tokenizer that knows no control tokens and adds nothing; safe to share between threads."""
-    spec = json.loads(tokenizer.backend_tokenizer.to_str())
-    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in control]
-    spec.update(truncation=None, padding=None, post_processor=None)
-    return Tokenizer.from_str(json.dumps(spec))

@@ -191,6 +191,7 @@ class Body(_Model):
 
 
 _BODY = TypeAdapter(Body)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ALLOWED = {  # what pydantic's own errors do not say
     ("state",): TEXT_ALLOWED,
     ("questions",): QUESTIONS_ALLOWED,
@@ -290,4 +291,4 @@ def encode_response(
     if image_tokens is not None:
         usage["image_tokens"] = image_tokens
     document = {"model": model, "answers": answers, "usage": usage, "x_latency_ms": round(latency_ms, 3)}
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return _ENCODER.encode(document).encode("utf-8")

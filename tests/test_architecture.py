@@ -19,16 +19,20 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "body": {"python_multipart"},
         "framing": {"backports"},
         "plan": set(),
+        "process": set(),
+        "state_cache": set(),
+        "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
+        "listener": set(),
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
     },
     {
-        "prompt": {"transformers", "tokenizers", "jinja2", "huggingface_hub"},
+        "prompt": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
     },
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import logging
+import os
 import re
 import select
 import socket
@@ -19,7 +20,7 @@ from backports import zstd
 from http_client import PATIENCE_S, Running, get, post, serve
 
 import framing
-import server
+import process
 
 KEYS = ("first-key", "second-key")
 
@@ -324,12 +325,19 @@ def test_a_dead_worker_ends_liveness() -> None:
 
 
 def test_our_own_fault_is_a_500_without_internals(live: Running, caplog: pytest.LogCaptureFixture) -> None:
-    with live.connect() as client:
-        response = client.send(post(b'"boom"')).read()
-        assert (response.status, response.error_type) == (500, "internal_error")
-        assert b"secret" not in response.body
-        assert client.is_closed()
-    assert [record.exc_info is not None for record in caplog.records].count(True) == 1
+    def fail() -> dict[str, object]:
+        raise FileNotFoundError("a secret path")
+
+    live.decider.models = fail  # type: ignore[method-assign]
+    for request in (post(b'"boom"'), get("/v1/models")):
+        caplog.clear()
+        with live.connect() as client:
+            response = client.send(request).read()
+            assert (response.status, response.error_type) == (500, "internal_error")
+            assert b"secret" not in response.body
+            assert client.is_closed()
+        assert [record.exc_info is not None for record in caplog.records].count(True) == 1
+    del live.decider.models
 
 
 # Slow, stalled and leaving clients
@@ -522,6 +530,19 @@ def test_without_a_file_descriptor_left_connections_are_refused_and_the_server_g
         assert running.ask(get("/livez")).status == 200
 
 
+def test_without_a_file_descriptor_left_an_admitted_request_is_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> tuple[int, int]:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", fail)
+    with serve() as running, running.connect() as client:
+        running.decider.gate.clear()
+        client.send(post(b"1"))
+        assert sorted(running.decider.told.get(timeout=PATIENCE_S) for _ in range(2)) == ["queued", "running"]
+        running.decider.gate.set()
+        assert client.read().body == b"1"
+
+
 def test_without_a_thread_left_connections_are_refused_and_the_server_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -598,6 +619,6 @@ def test_each_request_is_one_log_line_without_its_text(
 
 
 def test_no_log_line_can_be_forged() -> None:
-    formatter = server.LineFormatter("%(message)s")
+    formatter = process.LineFormatter("%(message)s")
     record = logging.LogRecord("x", logging.INFO, "", 0, "a=%s", ("1\r\n2026 INFO forged\x1b[2J\x85",), None)
     assert formatter.format(record) == r"a=1\x0d\x0a2026 INFO forged\x1b[2J\x85"

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from transformers.decision import DecisionConfig
 
 from errors import BadRequest, InvalidRequest, StartupError, TooManyTokens
-from prompt import MARK, SPLIT, ControlTokens, DecisionFormat, Prompter
+from prompt import DecisionFormat, Prompter
+from tokens import MARK, SPLIT, ControlTokens
 from wire import Request, parse_request
 
 TOKENIZER = make_tokenizer()
@@ -98,6 +99,20 @@ def test_ids_order_and_other_questions_never_reach_the_prompt(prompter: Prompter
     assert rows == [alone["s"], alone["n"], alone["c"]]
 
 
+@pytest.mark.parametrize("prompter", [CHAT, POINTER])
+@pytest.mark.parametrize("state", ["", "Hello.", "a <b>\n", {"a": [1, "<|mark|>"]}, "é" * 50, "\n\n", "word " * 50])
+def test_rows_know_how_far_the_prompts_of_all_questions_agree(prompter: Prompter, state: Any) -> None:
+    """That much is computed once: at least all of the state but its last word, at most what truly agrees."""
+    rows = prompter.render(request(state, n=NOUL, c=CHOICE, s=SCORE, o={"type": "noul", "instructions": "Ist es?"}))
+    (shared,) = {row.num_shared for row in rows}
+    assert len({tuple(row.input_ids[:shared]) for row in rows}) == 1
+    assert all(shared <= read.positions[0] for row in rows for read in row.reads)
+    agreed = next(n for n, ids in enumerate(zip(*(row.input_ids for row in rows), strict=False)) if len(set(ids)) > 1)
+    assert agreed - 12 <= shared <= agreed
+    alone = prompter.render(request(state, q=CHOICE))[0]
+    assert alone.num_shared == shared
+
+
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, STARTER_TOKENIZER])
 @given(text=st.text() | hostile)
 def test_client_text_never_becomes_a_control_token(tokenizer: Any, text: str) -> None:
@@ -105,7 +120,7 @@ def test_client_text_never_becomes_a_control_token(tokenizer: Any, text: str) ->
     control = {id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     name = CONTROL_TOKENS[1] if tokenizer is TOKENIZER else "<|state|>"
     rendered = f"{name}{tokens.fence(text)}{MARK}{tokens.fence(text)}{SPLIT}{tokens.fence(text)}"
-    ids, marks = tokens.encode(rendered, {})
+    ids, marks, _ = tokens.encode(rendered, {})
     assert [id_ for id_ in ids if id_ in control] == [tokenizer.convert_tokens_to_ids(name)]
     assert len(marks) == 1
     if tokenizer is STARTER_TOKENIZER:  # it has no normaliser, so not a byte is lost

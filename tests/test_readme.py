@@ -95,4 +95,3 @@ def test_the_two_commands_are_what_ci_does() -> None:
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-

@@ -1,0 +1,87 @@
+"""What the process asks of the system: signals, log lines on stderr, file descriptors; knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import time
+
+logger = logging.getLogger(__name__)
+
+CONTROL_CHARACTERS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code != 9}
+
+
+class LineFormatter(logging.Formatter):
+    """No text from outside can start a line of its own; tracebacks keep theirs."""
+
+    _second = (0, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        now = int(record.created)
+        second, text = self._second
+        if now != second:
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+            self._second = (now, text)
+        return f"{text}.{int(record.msecs):03d}"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return line if line.isprintable() else line.translate(CONTROL_CHARACTERS)
+
+
+class LineHandler(logging.Handler):
+    """One write a line to stderr and no lock: a handler thread in the write would hold up all the others."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            os.write(2, (self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+        except Exception:
+            self.handleError(record)
+
+
+class StopSignal:
+    """What the main thread waits for: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
+
+    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds.
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        self._has_come = False
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)  # also needed as PID 1, which has no default action
+
+    def _on_signal(self, signum: int, _: object) -> None:
+        if self._has_come:
+            os._exit(128 + signum)
+        self._has_come = True
+        self.give()
+
+    def give(self) -> None:
+        os.write(self._write_fd, b"\0")
+
+    def wait(self) -> None:
+        os.read(self._read_fd, 1)
+
+
+def set_up_logging(*, is_verbose: bool) -> None:
+    handler = LineHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if is_verbose else logging.INFO, handlers=[handler])
+    for name in ("filelock", "httpcore", "httpx", "urllib3", "PIL"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def allow_many_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):  # macOS: unlimited is not a number it takes
+            logger.warning("files: at most %d may be open", soft)

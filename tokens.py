@@ -1,0 +1,151 @@
+"""A tokenizer with its control tokens kept apart from text: no text of a client can become one.
+
+Whatever could be part of a control token is fenced by lone surrogates, which no client can send, while a template runs.
+The control tokens that the template itself wrote are then taken out by their text, and everything between them is
+tokenised by a copy of the tokenizer that knows no control tokens at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from errors import BadRequest, StartupError
+
+MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
+FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
+PROBE = "\ud802"  # stands for any client text while a template is checked
+_FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
+
+
+def strip_fences(rendered: str) -> str:
+    return _FENCE.sub("", rendered)
+
+
+class ControlTokens:
+    """The tokenizer with its control tokens kept apart from text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        added = {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
+        # Gemma's "\n\n" and the like are ordinary text that stands in the added vocabulary for speed
+        self._control = {content: id_ for content, id_ in added.items() if not content.isspace()}
+        self._control_ids = frozenset(self._control.values())
+        names = sorted([*self._control, MARK, SPLIT], key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names)))
+        self._edges = frozenset(name[0] for name in names) | frozenset(name[-1] for name in names)
+        self._names = names
+        self._text = _text_tokenizer(tokenizer, self._control)
+        self._check_exact(tokenizer)
+
+    def fence(self, value: Any) -> Any:
+        """`value` with every string in it fenced that could hold, begin or end a control token's text."""
+        if isinstance(value, str):
+            return value if self._edges.isdisjoint(value) else FENCE_OPEN + value + FENCE_CLOSE
+        if isinstance(value, dict):
+            return {self.fence(key): self.fence(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.fence(item) for item in value]
+        return value
+
+    def keeps_apart(self, rendered: str) -> bool:
+        """Whether no text in the place of a `PROBE` could complete a control token, as in "<|" ~ text ~ "|>"."""
+        for match in re.finditer(PROBE, rendered):
+            before, after = rendered[: match.start()], rendered[match.end() :]
+            for name in self._names:
+                begins = (cut for cut in range(1, len(name)) if before.endswith(name[:cut]))
+                if any(after.startswith(name[end:]) for cut in begins for end in range(cut, len(name))):
+                    return False
+        return True
+
+    def encode(
+        self, rendered: str, memo: dict[str, array[int]], num_shared_chars: int = 0
+    ) -> tuple[array[int], list[int], int]:
+        """The ids of a rendered prompt; the number of ids before each mark; and how many ids depend on nothing but the
+        first `num_shared_chars` characters."""
+        text, fenced = _take_fences(rendered)
+        shared_end = len(strip_fences(rendered[:num_shared_chars]))
+        ids: array[int] = array("i")
+        marks: list[int] = []
+        start = num_shared = 0
+        for match in (*self._pattern.finditer(text), None):
+            end = match.start() if match else len(text)
+            if start < shared_end < end:
+                more, count = self._encode_cut(text[start:end], shared_end - start)
+                num_shared = len(ids) + count
+                ids += more
+            else:
+                ids += self._encode_text(text[start:end], memo)
+                num_shared = len(ids) if end <= shared_end else num_shared
+            if match is None:
+                break
+            start, name = match.end(), match[0]
+            if any(match.start() < close and open_ < match.end() for open_, close in fenced):
+                ids += self._encode_text(name, memo)  # a client wrote it, or part of it
+            elif name == MARK:
+                marks.append(len(ids))
+            elif name != SPLIT:
+                ids.append(self._control[name])
+            num_shared = len(ids) if start <= shared_end else num_shared
+        return ids, marks, num_shared
+
+    def _encode_cut(self, text: str, cut: int) -> tuple[array[int], int]:
+        """The ids of `text`, and how many are of whole words before `cut`: those do not depend on what follows it."""
+        encoding = self._text.encode(text, add_special_tokens=False)
+        words = encoding.word_ids
+        first_after = next((place for place, (_, end) in enumerate(encoding.offsets) if end > cut), len(words))
+        last_word = words[min(first_after, len(words) - 1)]
+        return self._checked(encoding.ids), words.index(last_word)
+
+    def _encode_text(self, text: str, memo: dict[str, array[int]]) -> array[int]:
+        ids = memo.get(text)
+        if ids is None:
+            ids = memo[text] = self._checked(self._text.encode(text, add_special_tokens=False).ids if text else [])
+        return ids
+
+    def _checked(self, ids: list[int]) -> array[int]:
+        """Raises `BadRequest` for a vocabulary that spells a control token as plain text."""
+        if not self._control_ids.isdisjoint(ids):
+            raise BadRequest("the text spells out a control token of this model in a way it cannot read as text")
+        return array("i", ids)
+
+    def _check_exact(self, tokenizer: Any) -> None:
+        """Taking control tokens out first must give the ids that the tokenizer itself gives."""
+        name = next((name for name in self._control if name not in (MARK, SPLIT)), "")
+        for probe in ("Ann's 12 cafés, \n\n  ok?", f"{name}Hello wörld {name} a\n{name}b", f"x{name}\ny"):
+            expected = tokenizer.encode(probe, add_special_tokens=False)
+            if list(self.encode(probe, {})[0]) != expected:
+                raise StartupError(
+                    "this kind of tokenizer is not supported: its control tokens change the text around them"
+                )
+
+
+def _take_fences(rendered: str) -> tuple[str, list[tuple[int, int]]]:
+    """The text without fences, and the (start, end) of each fenced stretch in it."""
+    if FENCE_OPEN not in rendered:
+        return rendered, []
+    parts: list[str] = []
+    fenced: list[tuple[int, int]] = []
+    length = start = opened = 0
+    for match in _FENCE.finditer(rendered):
+        parts.append(rendered[start : match.start()])
+        length += match.start() - start
+        start = match.end()
+        if match[0] == FENCE_OPEN:
+            opened = length
+        else:
+            fenced.append((opened, length))
+    parts.append(rendered[start:])
+    return "".join(parts), fenced
+
+
+def _text_tokenizer(tokenizer: Any, control: Mapping[str, int]) -> Tokenizer:
+    """A copy of the tokenizer that knows no control tokens and adds nothing; safe to share between threads."""
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in control]
+    spec.update(truncation=None, padding=None, post_processor=None)
+    return Tokenizer.from_str(json.dumps(spec))
