@@ -45,6 +45,8 @@ class Config:
     max_batch_rows: int = _setting(32, "prompt rows in one batch", minimum=1, maximum=4096)
     max_batch_tokens: int = _setting(4096, "tokens in one batch, padding counted", minimum=64, maximum=1 << 22)
     max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
+    share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
+    state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
     max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
     timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)

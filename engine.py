@@ -25,6 +25,7 @@ from config import Config
 from errors import StartupError
 from plan import CostModel, Limits, plan_batches
 from prompt import Readout, Row
+from state_cache import StateCache
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 LAUNCH_TOKENS = {"cpu": 64, "cuda": 2048}
 HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
 
+ID_BYTES = 4  # of a token id, int32
+MAX_SHARED_TOKENS = 1 << 17  # keys and values of rows that continue one prefix are laid out for each of them
+
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
 
@@ -47,8 +51,17 @@ class Body(Protocol):
     hidden_size: int
     max_tokens: int
 
-    def read(self, rows: list[Row]) -> Tensor:
-        """(N, hidden): the states at all positions that the rows' questions read, in their order."""
+    can_share: bool  # `begin` is there
+
+    def begin(self, ids: bytes) -> qwen3_5.Prefix:
+        """What these tokens, int32, leave behind for rows that begin with them."""
+        ...
+
+    def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
+        """(N, hidden): the states at all positions that the rows' questions read, in their order.
+
+        With `prefix` the rows' first `num_shared` tokens are computed already.
+        """
         ...
 
     def logits(self, states: Tensor, ids: Tensor) -> Tensor:
@@ -70,6 +83,9 @@ class Engine:
         self.max_tokens = self._body.max_tokens
         self._cost = CostModel(launch_s=LAUNCH_TOKENS[self.device.type], token_s=1)  # in tokens: only ratios matter
         self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=config.max_batch_rows)
+        self._shares = config.share_state and self._body.can_share
+        self._states: StateCache[qwen3_5.Prefix] = StateCache(config.state_cache_mb << 20)
+        self.tokens_computed = self.tokens_reused = 0
         self._pointer = None
         if readout == "pointer":
             self._pointer = PointerHead.load(checkpoint.folder / HEAD_FILE, self._body.hidden_size, self.device)
@@ -83,19 +99,53 @@ class Engine:
             "dtype": str(self.dtype).removeprefix("torch."),
             "kernels": "torch" if self.device.type == "cpu" else "flash-linear-attention",
             "threads": torch.get_num_threads(),
+            "shares_state": self._shares,
+            "state_cache_bytes": self._states.num_bytes,
+            "tokens_computed": self.tokens_computed,
+            "tokens_reused": self.tokens_reused,
         }
 
     def forward(self, rows: list[Row]) -> list[Scores]:
         """Raw option scores in float32 arithmetic, one list a row, in row order; a score may be NaN."""
         scores: list[Scores] = [[] for _ in rows]
-        for batch in plan_batches([row.num_tokens for row in rows], self._cost, self._limits):
-            for index, row_scores in zip(batch.rows, self._forward([rows[index] for index in batch.rows]), strict=True):
-                scores[index] = row_scores
+        shared = [self._shared_ids(row) for row in rows]
+        lengths = [row.num_tokens - (row.num_shared if ids else 0) for row, ids in zip(rows, shared, strict=True)]
+        for batch in plan_batches(lengths, self._cost, self._limits, shared):
+            most = (
+                len(batch.rows) if batch.prefix is None else max(1, MAX_SHARED_TOKENS // rows[batch.rows[0]].num_tokens)
+            )
+            for start in range(0, len(batch.rows), most):
+                part = batch.rows[start : start + most]
+                for index, row_scores in zip(part, self._score([rows[i] for i in part], shared[part[0]]), strict=True):
+                    scores[index] = row_scores
         return scores
 
-    def _forward(self, rows: list[Row]) -> list[Scores]:
-        """The same for rows that run together, padded to the longest."""
-        states = self._body.read(rows).float()
+    def _shared_ids(self, row: Row) -> bytes | None:
+        """The beginning that is computed apart: for any row whose state is long enough, whatever else is asked of it,
+        so that its answers are the same however often they are asked for and with what."""
+        if not self._shares or row.num_shared < LAUNCH_TOKENS[self.device.type]:
+            return None
+        return row.input_ids[: row.num_shared].tobytes()
+
+    def _begin(self, ids: bytes) -> qwen3_5.Prefix:
+        prefix = self._states.get(ids)
+        if prefix is None:
+            prefix = self._body.begin(ids)
+            self._states.put(ids, prefix)
+            self.tokens_computed += len(ids) // ID_BYTES
+        else:
+            self.tokens_reused += len(ids) // ID_BYTES
+        return prefix
+
+    def _score(self, rows: list[Row], shared: bytes | None) -> list[Scores]:
+        """The same for rows that run together, padded to the longest, and begin with the tokens `shared`."""
+        if shared is None:
+            states = self._body.read(rows)
+        else:
+            states = self._body.read(rows, self._begin(shared), len(shared) // ID_BYTES)
+            self.tokens_reused += (len(rows) - 1) * (len(shared) // ID_BYTES)
+        self.tokens_computed += sum(row.num_tokens for row in rows) - len(rows) * (len(shared or b"") // ID_BYTES)
+        states = states.float()
         flat = self._label_scores(rows, states) if self._pointer is None else self._pointer_scores(rows, states)
         values = iter(flat.tolist())  # the batch's one copy from the device
         return [[[next(values) for _ in range(num_options)] for num_options in option_counts(row)] for row in rows]
@@ -154,17 +204,18 @@ class PointerHead:
         return ((options @ self.key.T) * (ends @ self.query.T)).sum(-1).div(len(self.query) ** 0.5)
 
 
-def pad(rows: list[Row], device: torch.device) -> Tensor:
-    """(B, T) ids, padded on the right with zeros, which a causal model never reads."""
-    input_ids = torch.zeros((len(rows), max(row.num_tokens for row in rows)), dtype=torch.long)
+def pad(rows: list[Row], device: torch.device, start: int = 0) -> Tensor:
+    """(B, T) ids from `start` on, padded on the right with zeros, which a causal model never reads."""
+    input_ids = torch.zeros((len(rows), max(row.num_tokens for row in rows) - start), dtype=torch.long)
     for index, row in enumerate(rows):
-        input_ids[index, : row.num_tokens] = torch.frombuffer(row.input_ids, dtype=torch.int32)
+        ids = torch.frombuffer(row.input_ids, dtype=torch.int32)
+        input_ids[index, : row.num_tokens - start] = ids[start:]
     return input_ids.to(device)
 
 
-def read_places(rows: list[Row]) -> list[list[int]]:
-    """For each row the positions that its questions read, in order."""
-    return [[place for read in row.reads for place in read.positions] for row in rows]
+def read_places(rows: list[Row], start: int = 0) -> list[list[int]]:
+    """For each row the positions that its questions read, in order, counted from `start`."""
+    return [[place - start for read in row.reads for place in read.positions] for row in rows]
 
 
 def dot_rows(states: Tensor, head: Tensor, ids: Tensor) -> Tensor:
@@ -176,6 +227,7 @@ class FastBody:
     """Our own forward."""
 
     backend = "fast"
+    can_share = True
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         """Raises `qwen3_5.UnsupportedModel` for a configuration it does not cover, `StartupError` for bad weights."""
@@ -189,13 +241,26 @@ class FastBody:
         self.hidden_size = self._spec.hidden_size
         self.max_tokens = config.get("text_config", config).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
 
-    def read(self, rows: list[Row]) -> Tensor:
-        input_ids = pad(rows, self._device)
-        places = read_places(rows)
+    def begin(self, ids: bytes) -> qwen3_5.Prefix:
+        input_ids = torch.frombuffer(bytearray(ids), dtype=torch.int32).long().to(self._device)[None]
+        positions = torch.arange(input_ids.shape[1], device=self._device)[None]
+        _, prefix = qwen3_5.forward(
+            self._spec, self._weights, positions=positions, input_ids=input_ids, want_prefix=True
+        )
+        assert prefix is not None
+        return prefix
+
+    def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
+        input_ids = pad(rows, self._device, num_shared)
+        places = read_places(rows, num_shared)
         widest = max(map(len, places))
         read = torch.tensor([row + row[:1] * (widest - len(row)) for row in places], device=self._device)
-        positions = torch.arange(input_ids.shape[1], device=self._device).expand(input_ids.shape)
-        hidden, _ = qwen3_5.forward(self._spec, self._weights, positions=positions, input_ids=input_ids, read=read)
+        positions = torch.arange(num_shared, num_shared + input_ids.shape[1], device=self._device).expand(
+            input_ids.shape
+        )
+        hidden, _ = qwen3_5.forward(
+            self._spec, self._weights, positions=positions, input_ids=input_ids, read=read, prefix=prefix
+        )
         return torch.cat([states[: len(row)] for states, row in zip(hidden, places, strict=True)])
 
     def logits(self, states: Tensor, ids: Tensor) -> Tensor:
@@ -221,6 +286,7 @@ class LibraryBody:
     """The Hugging Face library's own model class."""
 
     backend = "transformers"
+    can_share = False  # a cache of the library's is changed by who continues it
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         """Raises `StartupError`."""
@@ -236,7 +302,10 @@ class LibraryBody:
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._check_head()
 
-    def read(self, rows: list[Row]) -> Tensor:
+    def begin(self, ids: bytes) -> qwen3_5.Prefix:
+        raise NotImplementedError
+
+    def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
         if not self._pads and len(rows) > 1:
             return torch.cat([self.read([row]) for row in rows])
         input_ids = pad(rows, self._device)

@@ -197,7 +197,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.stream.send(framing.render_response(reply.status, headers, reply.body, is_head=is_head))
         finally:
-            logger.info(
+            logger.log(
+                logging.DEBUG if record.route in PROBED_ROUTES else logging.INFO,
                 "request: id=%s client_id=%s method=%s route=%s status=%d rows=%d tokens=%d"
                 " queue_ms=%.1f model_ms=%.1f total_ms=%.1f",
                 record.request_id,
@@ -297,6 +298,7 @@ class Route:
         return ("GET", "HEAD", "OPTIONS") if self.method == "GET" else (self.method, "OPTIONS")
 
 
+PROBED_ROUTES = frozenset({"/health", "/livez"})  # called every few seconds for ever: logged with --verbose only
 ROUTES: dict[str, Route] = {
     path: route
     for route in (
@@ -326,7 +328,9 @@ class HttpServer(Listener):
 def announce(server: HttpServer) -> None:
     server.decider.ready.wait()
     facts = server.decider.health()[1]
-    said = " ".join(f"{key}={facts.get(key)}" for key in ("device", "dtype", "kernels", "encoding", "revision"))
+    said = " ".join(
+        f"{key}={facts.get(key)}" for key in ("backend", "device", "dtype", "kernels", "encoding", "revision")
+    )
     logger.info("serving %s at %s: %s", facts.get("model"), server.url, said)
 
 

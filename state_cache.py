@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
-MAX_SEEN = 4096  # keys remembered of prefixes that were met once and not kept
-
 
 class Sized(Protocol):
     @property
@@ -23,10 +21,6 @@ class StateCache(Generic[Value]):
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._values: OrderedDict[bytes, Value] = OrderedDict()
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def get(self, key: bytes) -> Value | None:
         value = self._values.get(key)
@@ -42,12 +36,3 @@ class StateCache(Generic[Value]):
         self.num_bytes += value.nbytes
         while self.num_bytes > self.max_bytes:
             self.num_bytes -= self._values.popitem(last=False)[1].nbytes
-
-    def is_second_sight(self, key: bytes) -> bool:
-        """Whether the key was asked about before: what comes twice is worth keeping, what comes once is not."""
-        if key in self._seen:
-            return True
-        self._seen[key] = None
-        if len(self._seen) > MAX_SEEN:
-            self._seen.popitem(last=False)
-        return False

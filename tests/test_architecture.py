@@ -17,7 +17,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "config": set(),
         "body": {"python_multipart"},
-        "framing": {"backports"},
+        "framing": {"backports", "compression"},
         "plan": set(),
         "process": set(),
         "state_cache": set(),

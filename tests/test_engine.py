@@ -89,6 +89,60 @@ def test_a_configuration_the_fast_backend_does_not_cover_goes_to_the_library(cop
     assert "missing keys" in refusal(copy)  # the library would have read the biases
 
 
+@pytest.fixture(scope="module")
+def plain() -> Loaded:
+    """The starter without shared states."""
+    return load(Config(backend="fast", share_state=False))
+
+
+def about(loaded: Loaded, num_words: int, seed: int = 0, count: int = 6, encoding: str = "per_question") -> list[Row]:
+    """Rows of several questions about one long state."""
+    rng = random.Random(seed)
+    state = " ".join(rng.choices(["parcel", "late", "refund", "invoice", "café", "42"], k=num_words))
+    kinds: list[dict[str, Any]] = [
+        {"type": "noul"},
+        {"type": "choice", "criteria": {"a": "what", "b": None}},
+        {"type": "score", "criteria": ["low", "mid", "high"]},
+    ]
+    questions = {str(n): {"instructions": f"Is it {'really ' * n}so?", **kinds[n % 3]} for n in range(count)}
+    body = {"state": state, "questions": questions, "encoding": encoding}
+    return loaded.prompter.render(parse_request(json.dumps(body).encode()))
+
+
+@pytest.mark.parametrize("num_words", [30, 64, 65, 200, 500])
+def test_a_shared_state_gives_the_scores_of_whole_rows(starter: Loaded, plain: Loaded, num_words: int) -> None:
+    rows = about(starter, num_words)
+    engine: Any = starter.engine
+    before = engine.tokens_computed
+    first, again = engine.forward(rows), engine.forward(rows)
+    assert largest_difference(first, plain.engine.forward(rows)) < TOLERANCE
+    assert first == again
+    assert engine.tokens_computed - before < 0.8 * 2 * sum(row.num_tokens for row in rows)
+
+
+def test_a_question_alone_or_among_others_about_a_long_state_is_the_same(starter: Loaded) -> None:
+    rows = about(starter, 200, seed=1)
+    alone = [starter.engine.forward([row])[0] for row in rows]
+    assert largest_difference(starter.engine.forward(rows), alone) < TOLERANCE
+
+
+def test_states_of_several_requests_in_one_batch_are_kept_apart(starter: Loaded, plain: Loaded) -> None:
+    rows = [row for seed in range(4) for row in about(starter, 80, seed=seed, count=2)]
+    random.Random(0).shuffle(rows)
+    assert largest_difference(starter.engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+
+
+def test_the_cache_of_states_is_bounded_and_may_be_off() -> None:
+    for megabytes in (0, 1):
+        loaded = load(Config(backend="fast", state_cache_mb=megabytes))
+        engine: Any = loaded.engine
+        for seed in range(12):
+            rows = about(loaded, 120, seed=seed, count=1)
+            assert engine.forward(rows) == engine.forward(rows)
+        assert engine.describe()["state_cache_bytes"] <= megabytes << 20
+        assert (engine.tokens_reused > 0) is (megabytes > 0)
+
+
 @pytest.mark.parametrize("name", ["starter", "labels"])
 def test_a_padded_batch_answers_as_its_rows_do_alone(name: str, request: pytest.FixtureRequest) -> None:
     loaded: Loaded = request.getfixturevalue(name)
