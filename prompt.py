@@ -146,11 +146,14 @@ class Prompter:
         memo: dict[str, array[int]] = {}  # the questions of a request share most of their text
         if encoding == "joint":
             return [self._row(encoding, state, request.questions, memo)]
-        others = {kind: self._render_text(encoding, state, (_OTHER_QUESTION[kind],)) for kind in ("noul", "choice")}
-        return [
-            self._row(encoding, state, (question,), memo, others["choice" if question.type == "noul" else "noul"])
-            for question in request.questions
-        ]
+        others: dict[str, str] = {}  # the prompts of a question of another type, to see how far all agree
+        rows = []
+        for question in request.questions:
+            kind = "choice" if question.type == "noul" else "noul"
+            if kind not in others:
+                others[kind] = self._render_text(encoding, state, (_OTHER_QUESTION[kind],))
+            rows.append(self._row(encoding, state, (question,), memo, others[kind]))
+        return rows
 
     def _row(
         self,

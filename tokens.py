@@ -7,6 +7,7 @@ tokenised by a copy of the tokenizer that knows no control tokens at all.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from array import array
@@ -20,6 +21,7 @@ from errors import BadRequest, StartupError
 MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
 FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
 PROBE = "\ud802"  # stands for any client text while a template is checked
+MAX_KEPT_TEXTS, MAX_KEPT_CHARS = 8192, 256  # 10 MB at the most
 _FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
 
 
@@ -40,6 +42,8 @@ class ControlTokens:
         self._edges = frozenset(name[0] for name in names) | frozenset(name[-1] for name in names)
         self._names = names
         self._text = _text_tokenizer(tokenizer, self._control)
+        # States differ, but the same questions are asked of them thousands of times
+        self._encode_kept = functools.lru_cache(MAX_KEPT_TEXTS)(self._encode_plain)
         self._check_exact(tokenizer)
 
     def fence(self, value: Any) -> Any:
@@ -102,10 +106,15 @@ class ControlTokens:
         return self._checked(encoding.ids), words.index(last_word)
 
     def _encode_text(self, text: str, memo: dict[str, array[int]]) -> array[int]:
+        if len(text) <= MAX_KEPT_CHARS:
+            return self._encode_kept(text)
         ids = memo.get(text)
         if ids is None:
-            ids = memo[text] = self._checked(self._text.encode(text, add_special_tokens=False).ids if text else [])
+            ids = memo[text] = self._encode_plain(text)
         return ids
+
+    def _encode_plain(self, text: str) -> array[int]:
+        return self._checked(self._text.encode(text, add_special_tokens=False).ids if text else [])
 
     def _checked(self, ids: list[int]) -> array[int]:
         """Raises `BadRequest` for a vocabulary that spells a control token as plain text."""
