@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import readout
@@ -109,6 +110,9 @@ class Answered:
 def load(config: Config) -> Loaded:
     """Verify, then load. Worker thread only. Raises `StartupError`."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
+    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
+    # name: a container may have neither. One that exists is not made.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
     set_hub_environment(config)
     checkpoint = open_checkpoint(config)
     from transformers import AutoTokenizer

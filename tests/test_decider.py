@@ -246,6 +246,24 @@ def test_health_tells_what_is_served_and_how() -> None:
     json.dumps(document)
 
 
+def test_p16_it_starts_where_nothing_can_be_written_and_the_user_has_no_name() -> None:
+    code = (
+        "import builtins, getpass, io, os, tempfile\n"
+        "def refuse(*args, **kwargs): raise PermissionError(30, 'Read-only file system')\n"
+        "def nobody(): raise KeyError('getpwuid(): uid not found')\n"
+        "tempfile._get_default_tempdir = os.mkdir = refuse; getpass.getuser = nobody\n"
+        "plain_open = builtins.open\n"
+        "def read_only(file, mode='r', *args, **kwargs):\n"
+        "    return refuse() if set(mode) & set('wax+') else plain_open(file, mode, *args, **kwargs)\n"
+        "builtins.open = io.open = read_only\n"
+        "from config import Config; from decider import Decider\n"
+        "decider = Decider(Config()); decider.start(); decider.wait_ready(); decider.drain(10)"
+    )
+    environment = {**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
     """In a process of its own, whose environment does not say so already."""
     code = (

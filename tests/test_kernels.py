@@ -184,10 +184,10 @@ def test_norms_are_computed_in_float32(dtype: torch.dtype):
 
 
 def test_rotation_turns_the_leading_dimensions_and_leaves_the_rest():
-    x, weight, angles = torch.randn(2, 5, 3, 16), torch.randn(16), torch.randn(2, 5, 1, 4)
+    x, weight, angles = torch.randn(2, 5, 3, 16), torch.randn(16), torch.randn(2, 5, 4)
     normed = kernels.rms_norm(x, weight, 1e-6)
     turned = kernels.norm_rotate(x, weight, angles.cos(), angles.sin(), 1e-6)
-    complex_numbers = torch.complex(normed[..., :4], normed[..., 4:8]) * torch.exp(1j * angles)
+    complex_numbers = torch.complex(normed[..., :4], normed[..., 4:8]) * torch.exp(1j * angles[:, :, None])
     expected = torch.cat((complex_numbers.real, complex_numbers.imag, normed[..., 8:]), dim=-1)
     assert distance(turned, expected) < 1e-6
 
