@@ -118,7 +118,8 @@ def load(config: Config) -> Loaded:
     from transformers import AutoTokenizer
 
     from engine import Engine
-    from prompt import DecisionFormat, Prompter
+    from prompt import Prompter
+    from template import DecisionFormat
 
     decision = DecisionFormat.load(checkpoint.folder)
     try:

@@ -24,8 +24,9 @@ from checkpoint import Checkpoint, weight_files
 from config import Config
 from errors import StartupError
 from plan import CostModel, Limits, plan_batches
-from prompt import Readout, Row
+from prompt import Row
 from state_cache import StateCache
+from template import Readout
 
 logger = logging.getLogger(__name__)
 

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import string
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import jinja2
-from huggingface_hub.errors import StrictDataclassError
-from transformers.decision import DECISION_PROMPT, DecisionConfig
-from transformers.utils.chat_template_utils import _compile_jinja_template, _get_template_variables
-
-from errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
+from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
+from template import DecisionFormat, Writer
 from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, strip_fences
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
-TEMPLATE_FILES = {
-    "per_question": "decision_template_per_question.jinja",
-    "joint": "decision_template_joint.jinja",
-}
-MAIN_TEMPLATE = "decision_template.jinja"
-# Some chat templates print today's date. The same request must get the same answer tomorrow.
-TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
 MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
-
-Readout = Literal["labels", "pointer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,59 +39,6 @@ class Row:
         return len(self.input_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionFormat:
-    """What `decision.json` and the templates of a checkpoint say."""
-
-    templates: Mapping[str, str]  # encoding -> Jinja source; empty: the library's prompt in the chat template
-    default_encoding: str
-    readout: Readout
-    labels: Mapping[str, list[str]]
-    temperature: Mapping[str, float]
-    noul_options: tuple[str, ...]
-
-    @classmethod
-    def load(cls, folder: Path) -> DecisionFormat:
-        """Raises `StartupError` where the files contradict each other."""
-        path = folder / "decision.json"
-        try:
-            config = DecisionConfig.from_file(path if path.exists() else None)
-            extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except (ValueError, TypeError, AttributeError, StrictDataclassError) as err:
-            raise StartupError(f"{path}: {' '.join(str(err).split())}") from None
-        if config.adapter:
-            raise StartupError(f"{path} names an adapter; merge it into the weights first")
-        templates = _load_templates(folder)
-        readout = extra.get("readout", "labels")
-        if readout not in ("labels", "pointer"):
-            raise StartupError(f"{path}: readout must be 'labels' or 'pointer', not {readout!r}")
-        if readout == "pointer" and not templates:
-            raise StartupError(f"{path}: readout 'pointer' needs a {MAIN_TEMPLATE}")
-        encoding = extra.get("encoding") or next(iter(templates), "per_question")
-        if encoding not in (templates or ("per_question",)):
-            raise StartupError(f"{path}: encoding {encoding!r} has no template; there is {', '.join(templates)}")
-        for kind, value in config.temperature.items():
-            if not 0 < value < float("inf"):
-                raise StartupError(f"{path}: temperature.{kind} must be above 0, not {value}")
-        temperature = {kind: float(value) for kind, value in config.temperature.items()}
-        return cls(templates, encoding, readout, config.labels, temperature, tuple(config.noul_options))
-
-
-def _load_templates(folder: Path) -> dict[str, str]:
-    """The main template first: its encoding is the default."""
-    templates: dict[str, str] = {}
-    main = folder / MAIN_TEMPLATE
-    if main.exists():
-        source = main.read_text(encoding="utf-8")
-        templates["joint" if "questions" in _get_template_variables(source) else "per_question"] = source
-    for encoding, name in TEMPLATE_FILES.items():
-        if (folder / name).exists():
-            if encoding in templates:
-                raise StartupError(f"{folder / name}: {MAIN_TEMPLATE} is already the one for {encoding}")
-            templates[encoding] = (folder / name).read_text(encoding="utf-8")
-    return templates
-
-
 class Prompter:
     """Renders requests. Immutable after the start, so any thread may call `render`."""
 
@@ -121,17 +52,8 @@ class Prompter:
             raise StartupError(f"--encoding {encoding}: this checkpoint does {', '.join(self.encodings)} only")
         self._tokens = ControlTokens(tokenizer)
         self._labels = Labels(tokenizer, decision)
-        if not decision.templates and not tokenizer.chat_template:
-            raise StartupError(f"the checkpoint has neither a {MAIN_TEMPLATE} nor a chat template")
-        self._chat_template = tokenizer.chat_template
-        self._common = {  # what the library's apply_chat_template gives every template
-            **tokenizer.special_tokens_map,
-            "add_generation_prompt": True,
-            "enable_thinking": False,
-            "tools": None,
-            "documents": None,
-            "strftime_now": TEMPLATE_DATE.strftime,
-        }
+        self._separable = set(self.encodings)  # whose prompts are the same when the state is put in afterwards
+        self._writer = Writer(tokenizer, decision, self._tokens.fence, self._labels.names)
         self._check_templates()
 
     def render(self, request: Request) -> list[Row]:
@@ -143,69 +65,24 @@ class Prompter:
             )
         self._labels.check_counts(request.questions)
         state = self._tokens.fence(request.state)
+        state_text = self._writer.state_text(encoding, state) if encoding in self._separable else None
         memo: dict[str, array[int]] = {}  # the questions of a request share most of their text
-        if encoding == "joint":
-            return [self._row(encoding, state, request.questions, memo)]
-        others: dict[str, str] = {}  # the prompts of a question of another type, to see how far all agree
-        rows = []
-        for question in request.questions:
-            kind = "choice" if question.type == "noul" else "noul"
-            if kind not in others:
-                others[kind] = self._render_text(encoding, state, (_OTHER_QUESTION[kind],))
-            rows.append(self._row(encoding, state, (question,), memo, others[kind]))
-        return rows
+        groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
+        return [self._row(*self._writer.write(encoding, state, state_text, group), group, memo) for group in groups]
 
     def _row(
-        self,
-        encoding: str,
-        state: object,
-        questions: tuple[Question, ...],
-        memo: dict[str, array[int]],
-        other_text: str = "",
+        self, text: str, num_shared_chars: int, questions: tuple[Question, ...], memo: dict[str, array[int]]
     ) -> Row:
-        """`other_text` is the prompt of another question about the same state, to see how far the two agree."""
-        text = self._render_text(encoding, state, questions)
         limit = self.max_tokens
         if len(text) > limit * LONG_CHARS_PER_TOKEN:  # do not tokenise 32 MiB to say that they are too many
             count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], {})[0])
             if count > limit + MAX_CUT_TOKENS:
                 raise TooManyTokens(f"the prompt has over {count} tokens; the limit is {limit}")
-        input_ids, marks, num_shared = self._tokens.encode(text, memo, num_shared_chars(text, other_text))
+        input_ids, marks, num_shared = self._tokens.encode(text, memo, num_shared_chars)
         if len(input_ids) > limit:
             raise TooManyTokens(f"the prompt has {len(input_ids)} tokens; the limit is {limit}")
         reads = self._reads(questions, marks or [len(input_ids)])
         return Row(input_ids, reads, min(num_shared, reads[0].positions[0]))
-
-    def _render_text(self, encoding: str, state: object, questions: tuple[Question, ...]) -> str:
-        inputs = [self._template_input(question) for question in questions]
-        content = ""
-        template = self.decision.templates.get(encoding)
-        values: dict[str, Any] = {"state": state, "question": inputs[0], "questions": inputs}
-        try:
-            if template is None:
-                content = _compile_jinja_template(DECISION_PROMPT).render(values)
-                template, values = self._chat_template, {}
-            messages = [{"role": "user", "content": content}]
-            text: str = _compile_jinja_template(template).render({**self._common, "messages": messages, **values})
-            return text
-        except jinja2.TemplateError as err:
-            raise BadRequest(f"this checkpoint's template cannot write the request: {str(err)[:200]}") from err
-
-    def _template_input(self, question: Question) -> dict[str, Any]:
-        """The library's form of a question. Its id is left out: the model never sees it."""
-        options, descriptions = list(question.options), list(question.descriptions)
-        if question.type == "noul":
-            sides = dict(zip(question.options, question.descriptions, strict=True))
-            options = list(self.decision.noul_options)
-            descriptions = [sides[side] for side in options]
-        return {
-            "name": "",
-            "type": question.type,
-            "instructions": self._tokens.fence(question.instructions),
-            "options": self._tokens.fence(options),
-            "labels": self._labels.names(question.type, len(options)),
-            "descriptions": self._tokens.fence(descriptions),
-        }
 
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:
         """`marks` are the numbers of tokens before each sentinel; what is read is the token before it."""
@@ -230,36 +107,21 @@ class Prompter:
         """
         for encoding in self.encodings:
             for part in [slice(None)] if encoding == "joint" else [slice(0, 1), slice(1, 2), slice(2, 3)]:
+                questions = _sample_questions("a")[part]
                 try:
-                    self._row(encoding, {"text": "a"}, _sample_questions("a")[part], {})
+                    self._row(self._writer.render(encoding, {"text": "a"}, questions), 0, questions, {})
                     plain, fenced, probed = (
-                        self._render_text(encoding, text, _sample_questions(text)[part])
+                        self._writer.render(encoding, text, _sample_questions(text)[part])
                         for text in ("a", FENCE_OPEN + "a" + FENCE_CLOSE, PROBE)
                     )
+                    if not self._writer.is_separable(encoding, questions):
+                        self._separable.discard(encoding)
                 except (ApiError, ValueError) as err:
                     raise StartupError(f"the {encoding} template does not work: {err}") from None
                 if strip_fences(fenced) != plain or not self._tokens.keeps_apart(probed):
                     raise StartupError(
                         f"the {encoding} template rewrites client text or builds control tokens around it"
                     )
-
-
-_OTHER_QUESTION = {
-    "noul": Question("", "noul", "\x01", ("true", "false"), (None, None)),
-    "choice": Question("", "choice", "\x02", ("\x02",), (None,)),
-}
-
-
-def num_shared_chars(a: str, b: str) -> int:
-    """The length of the longest common beginning, by halving: slices compare fast, characters one by one do not."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _sample_questions(text: str) -> tuple[Question, ...]:

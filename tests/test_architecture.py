@@ -32,8 +32,11 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "qwen3_5": {"torch"},
     },
     {
-        "prompt": {"transformers", "jinja2", "huggingface_hub"},
+        "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+    },
+    {
+        "prompt": set(),
     },
     {
         "engine": {"torch", "safetensors", "transformers"},

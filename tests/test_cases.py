@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -261,6 +262,37 @@ def test_p20_a_bomb_is_refused_at_once_and_cheaply(live: Server) -> None:
 def memory_kb(server: Server, field: str) -> int:
     lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(field)).split()[1])
+
+
+def test_p27_ten_times_the_queue_at_once_is_answered_or_refused_politely() -> None:
+    questions = {str(n): {"type": "noul", "instructions": f"Is it {n}?"} for n in range(128)}
+    body = json.dumps({"state": "It is 7.", "questions": questions}).encode()
+    outcomes: list[tuple[int, dict[str, str], Any]] = []
+
+    def ask() -> None:
+        status, headers, content = server.request("POST", "/v1/systemone", body)
+        outcomes.append((status, headers, json.loads(content)))
+
+    with Server("--max-queued-rows", "512", "--timeout-s", "100") as server:
+        before = memory_kb(server, "VmHWM")
+        clients = [threading.Thread(target=ask) for _ in range(40)]  # of 128 rows each, where 512 may wait
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        assert len(outcomes) == 40
+        answered = [document for status, _, document in outcomes if status == 200]
+        assert len(answered) >= 4
+        for document in answered:
+            assert list(document["answers"]) == list(questions)
+        refused = [(headers, document) for status, headers, document in outcomes if status != 200]
+        assert refused
+        for headers, document in refused:
+            assert document["detail"]["error_type"] == "overloaded_error"
+            assert 1 <= int(headers["retry-after"]) < 30
+        check_still_answers(server)
+        assert json.loads(server.request("GET", "/health")[2])["queued_rows"] == 0
+        assert memory_kb(server, "VmHWM") - before < 300 * 1024
 
 
 def test_p28_control_tokens_in_a_request_are_text(live: Server) -> None:

@@ -31,7 +31,8 @@ from errors import (
     StartupError,
     WorkerDead,
 )
-from prompt import DecisionFormat, Prompter, Row
+from prompt import Prompter, Row
+from template import DecisionFormat
 
 WAIT_S = 30
 ROOT = Path(__file__).resolve().parent.parent

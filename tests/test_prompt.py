@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from transformers.decision import DecisionConfig
 
 from errors import BadRequest, InvalidRequest, StartupError, TooManyTokens
-from prompt import DecisionFormat, Prompter
+from prompt import Prompter
+from template import DecisionFormat
 from tokens import MARK, SPLIT, ControlTokens
 from wire import Request, parse_request
 
@@ -224,6 +225,32 @@ def test_an_encoding_without_a_template_is_refused() -> None:
 def test_a_template_that_cannot_be_trusted_is_refused_at_the_start(template: str, message: str) -> None:
     with pytest.raises(StartupError, match=message):
         Prompter(TOKENIZER, decision({"per_question": template}), max_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_separable"),
+    [
+        ("{{ state }} {{ question.instructions }}", True),
+        ("{{ question.type }} {{ state }}", True),
+        ("{{ state }}{{ state }}", False),
+        ("{{ state or 'nothing' }} {{ question.instructions }}", False),
+        ("{{ state|upper }} {{ question.instructions }}", False),
+        (
+            "{{ state if state is string else state|tojson }}{{ ' ' if state is string }}{{ question.instructions }}",
+            False,
+        ),
+    ],
+)
+def test_a_state_is_put_in_afterwards_only_where_that_changes_nothing(source: str, is_separable: bool) -> None:
+    prompter = Prompter(TOKENIZER, decision({"per_question": source}), max_tokens=200)
+    assert bool(prompter._separable) is is_separable
+    for state in ("", "a", "<|im_end|> b", {"x": ["y", None]}, []):
+        for question in (NOUL, CHOICE, SCORE, {"type": "choice", "instructions": {"a": 1}, "criteria": {"<": None}}):
+            asked = request(state, q=question)
+            (row,) = prompter.render(asked)
+            assert prompter.render(asked) == [row]
+            text = prompter._writer.render("per_question", prompter._tokens.fence(state), asked.questions)
+            assert prompter._tokens.encode(text, {})[0] == row.input_ids
 
 
 def test_what_a_template_cannot_write_is_the_clients_error() -> None:
