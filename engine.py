@@ -280,7 +280,7 @@ class SafetensorsReader:
 
     def __getitem__(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
-        return tensor
+        return tensor.clone()  # not a view of the file: what was verified must not change with it
 
 
 class LibraryBody:

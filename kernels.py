@@ -21,11 +21,11 @@ PACK_TOKENS = 64  # for how many tokens oneDNN chooses its layout; any number ca
 
 
 def pack_matrix(matrix: Tensor) -> Tensor:
-    """A weight matrix (out, in) in oneDNN's own layout for linear and add_linear; as it is where that is not to be had.
+    """A weight matrix (out, in) in oneDNN's own layout for linear and add_linear_; as it is where there is none.
 
-    F.linear brings the matrix into such a layout at every call, which for few tokens is most of the time: measured in
-    CPU time a packed one takes 0.5 of it at 8 tokens, 0.8 at 64, the same at 300, 1.07 at 1000. The two operators are
-    those that torch's own compiler emits on the CPU; they are not public, so each use of them is here."""
+    No call has to rearrange it, which tells when there are few tokens: in CPU time, one thread, float32, 0.6 of
+    F.linear at 8 tokens, 0.85 at 64, the same at 300, 1.06 at 1000. The two operators are those that torch's own
+    compiler emits on the CPU; they are not public, so each use of them is here."""
     if matrix.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return matrix
     try:
@@ -64,17 +64,43 @@ def _unit_rms(x: Tensor, eps: float) -> Tensor:
     return torch.mul(x, norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_())
 
 
+def rotary_frequencies(theta: float, rotary_dim: int, sections: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """theta ** (-2 i / rotary_dim), (rotary_dim / 2,) float32, and which of time, height, width each turns with.
+
+    These go in turn (interleaved M-RoPE); the frequencies past 3 times a section's size turn with time."""
+    axes = torch.zeros(rotary_dim // 2, dtype=torch.long)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return 1.0 / theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim), axes
+
+
+def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor) -> Tensor:
+    """positions (B, T), or (3, B, T) for time, height, width, times frequencies: (B, T, rotary_dim / 2) float32."""
+    if positions.dim() == 2:
+        return positions.unsqueeze(-1).float() * frequencies
+    return positions.permute(1, 2, 0).index_select(-1, axes).float() * frequencies
+
+
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     """rms_norm, then rotary positions: dimension i turns with dimension i + half the rotated, the rest stay.
 
-    x (B, T, heads, D); weight (D,); cos, sin (B, T, 1, rotated / 2) float32. Returns x's shape and dtype."""
+    x (B, T, heads, D); weight (D,); cos, sin (B, T, rotated / 2) float32. Returns x's shape and dtype."""
     y = rms_norm(x.to(weight.dtype), weight, eps)
-    half = cos.shape[-1]
+    half, cos, sin = cos.shape[-1], cos.unsqueeze(2), sin.unsqueeze(2)
     first, second = y[..., :half], y[..., half : 2 * half]
     turned = (first * cos).addcmul_(second, sin, value=-1)
     second.mul_(cos).addcmul_(first, sin)
     first.copy_(turned)
     return y.to(x.dtype)
+
+
+def attention_mask(sees: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """sees (B or 1, T, S) and before (B or 1, P), both bool, as (B or 1, 1, T, P + S) of 0 where seen, else -inf."""
+    if before is not None:
+        rows = max(before.shape[0], sees.shape[0])
+        before = before.unsqueeze(1).expand(rows, sees.shape[1], -1)
+        sees = torch.cat((before, sees.expand(rows, -1, -1)), dim=-1)
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf")).unsqueeze(1)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:

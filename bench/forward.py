@@ -96,7 +96,7 @@ def build(dtype: torch.dtype, layers: int, pack: bool) -> tuple[Any, Spec, Weigh
     spec = Spec.from_config(config)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    return model, spec, qwen3_5.load_weights(spec, state, dtype=dtype, pack=pack)
+    return model, spec, qwen3_5.load_weights(spec, state, torch.device("cpu"), dtype, pack=pack)
 
 
 @torch.inference_mode()
