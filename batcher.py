@@ -158,7 +158,8 @@ class Batcher:
                 raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
             if self._is_draining:
                 raise ShuttingDown("the server is shutting down", retry_after_s=1)
-            self._check_room(len(rows))
+            if error := self.find_overload(len(rows)):
+                raise error
             self._queue.append(ticket)
             self._changed.notify_all()
         return ticket
@@ -181,18 +182,15 @@ class Batcher:
                 )
                 self._changed.notify_all()
 
-    def check_room(self) -> None:
-        """Raises `Overloaded` if not even one row more would be admitted."""
-        with self._changed:
-            self._check_room(1)
-
-    def _check_room(self, num_rows: int) -> None:
+    def find_overload(self, num_rows: int) -> Overloaded | None:
+        """Why `num_rows` more would not be admitted."""
         waiting = self._queue.num_rows
-        if waiting + num_rows > self._max_queued_rows:
-            raise Overloaded(
-                f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may",
-                retry_after_s=self._retry_after_s(waiting),
-            )
+        if waiting + num_rows <= self._max_queued_rows:
+            return None
+        return Overloaded(
+            f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may",
+            retry_after_s=self._retry_after_s(waiting),
+        )
 
     def describe(self) -> dict[str, Any]:
         """The queue's part of `/health`."""

@@ -11,15 +11,16 @@ import math
 import re
 from typing import Any
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from errors import BadRequest, InvalidRequest
 
 MAX_DEPTH = 64  # arrays and objects inside each other, the body's own object included
 MAX_DIGITS = 4300  # CPython's own limit on converting an integer, kept where a process lifts it: the cost is quadratic
-MAX_PARTS = 64  # multipart: the request and its assets; `wire.py` and `images.py` count those
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+MAX_PARTS = 64  # multipart: the request and its assets
+# The closing quote is optional: without it an unterminated string would be tried anew from each of its escapes
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -51,7 +52,7 @@ def read_json(body: bytes) -> object:
     except json.JSONDecodeError as err:
         raise _invalid(err.pos, f"the body must be JSON: {err.msg}") from None
     if _SURROGATE.search(text):  # only an escape can write one: UTF-8 itself has none
-        _check_surrogates(value, ())
+        _check_surrogates(json.loads(text, object_pairs_hook=_Pairs), ())
     return value
 
 
@@ -62,8 +63,8 @@ def _invalid(place: int, msg: str) -> InvalidRequest:
 def _check_depth(text: str) -> None:
     """One flat pass, before any recursion, over the brackets outside strings."""
     depth = 0
-    for bracket in _BRACKET.findall(_STRING.sub("", text)):
-        depth += 1 if bracket in "[{" else -1
+    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+        depth += 1 if bracket[0] in "[{" else -1
         if depth > MAX_DEPTH:
             raise _invalid(0, f"the body must not nest arrays and objects deeper than {MAX_DEPTH}")
 
@@ -79,7 +80,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
+    if len(digits.removeprefix("-")) > MAX_DIGITS:
         raise _invalid(0, f"an integer must have at most {MAX_DIGITS} digits")
     return int(digits)
 
@@ -95,6 +96,10 @@ def _constant(name: str) -> float:
     raise _invalid(0, f"{name} is not JSON")
 
 
+class _Pairs(list[tuple[str, Any]]):
+    """An object with all its keys, those that stand twice too."""
+
+
 def _check_surrogates(value: object, loc: tuple[str | int, ...]) -> None:
     """Depth is bounded by `MAX_DEPTH`."""
     if isinstance(value, str):
@@ -103,13 +108,13 @@ def _check_surrogates(value: object, loc: tuple[str | int, ...]) -> None:
                 value.encode("utf-8")
             except UnicodeEncodeError:
                 raise InvalidRequest.at(loc, "must not hold a lone surrogate", "string_unicode") from None
+    elif isinstance(value, _Pairs):
+        for key, item in value:
+            _check_surrogates(key, loc)
+            _check_surrogates(item, (*loc, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _check_surrogates(item, (*loc, index))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_surrogates(key, loc)
-            _check_surrogates(item, (*loc, key))
 
 
 def read_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, bytes]]:
@@ -124,7 +129,7 @@ def read_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, byt
         parser = MultipartParser(boundary, reader.callbacks())
         parser.write(body)
         parser.finalize()
-    except MultipartParseError as err:
+    except FormParserError as err:
         raise BadRequest(f"the multipart body cannot be read: {str(err)[:100]}") from None
     if not reader.is_complete:
         raise BadRequest("the multipart body ends before its closing boundary")

@@ -56,6 +56,7 @@ class Checkpoint:
     source: str  # "starter", "folder" or "hub"
     revision: str | None  # the commit of a Hub snapshot
     digests: dict[str, str] | None  # file -> SHA-256 in hex, where there is a manifest
+    created: int  # when its configuration was written on this disk, in seconds since 1970
 
     @property
     def is_verified(self) -> bool | None:
@@ -80,8 +81,7 @@ def open_checkpoint(config: Config) -> Checkpoint:
         folder = _download(config)
         source, revision, name = "hub", folder.name, config.model
     folder = folder.resolve() if source != "hub" else folder
-    if not (folder / "config.json").is_file():
-        raise StartupError(f"--model {config.model} is not a checkpoint: it has no config.json")
+    created = _check_configuration(folder)
     manifest = _find_manifest(folder, config)
     digests = None
     if manifest is not None:
@@ -89,10 +89,25 @@ def open_checkpoint(config: Config) -> Checkpoint:
         _check_unlisted(folder, manifest, listed)
         digests = _hash_files(manifest, listed)
     weight_files(folder)
-    return Checkpoint(folder, config.served_name or name or folder.name, source, revision, digests)
+    return Checkpoint(folder, config.served_name or name or folder.name, source, revision, digests, created)
+
+
+def _check_configuration(folder: Path) -> int:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise StartupError(f"--model {folder} is not a checkpoint: it has no config.json")
+    try:
+        is_object = isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        is_object = False
+    if not is_object:
+        raise StartupError(f"{path} must hold a JSON object")
+    return int(path.stat().st_mtime)
 
 
 def _download(config: Config) -> Path:
+    if Path(config.model).exists():
+        raise StartupError(f"--model {config.model} is a file; a checkpoint is a folder")
     if config.model.startswith((".", "/", "~")) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", config.model):
         raise StartupError(f"--model {config.model}: there is no such folder")
     from huggingface_hub import snapshot_download
@@ -116,7 +131,7 @@ def _find_manifest(folder: Path, config: Config) -> Path | None:
             raise StartupError(f"{manifest} is missing: the shipped model is not loaded without it")
         return manifest
     for name in MANIFEST_NAMES:
-        if (folder / name).is_file():
+        if os.path.lexists(folder / name):  # one that cannot be read is refused, not passed over
             return folder / name
     if config.require_manifest:
         raise StartupError(f"--require-manifest: {folder} has neither {' nor '.join(MANIFEST_NAMES)}")

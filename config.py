@@ -63,8 +63,8 @@ class Config:
             raise StartupError(f"--revision needs a Hub repository, but --model {self.model} is a folder")
         if self.device == "cpu" and self.dtype == "float16":
             raise StartupError("--dtype float16 needs --device cuda; on a CPU use float32 or bfloat16")
-        if any(not key.isascii() or not key.isprintable() or " " in key for key in self.api_keys):
-            raise StartupError("an API key must be printable ASCII without blanks")
+        if not self.host:
+            raise StartupError("--host must be an address; 0.0.0.0 listens on all")
 
     @property
     def is_starter(self) -> bool:
@@ -133,18 +133,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    keys = [environ[API_KEY_VARIABLE].strip()] if environ.get(API_KEY_VARIABLE, "").strip() else []
+    found: list[tuple[str, str]] = []  # (where it stands, the key)
+    if API_KEY_VARIABLE in environ:
+        found.append((API_KEY_VARIABLE, environ[API_KEY_VARIABLE].strip()))
+        if not found[0][1]:  # perhaps a secret that was not filled in: better no server than an open one
+            raise StartupError(f"{API_KEY_VARIABLE} is set but empty; unset it to serve without a key")
     if path:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as err:
             reason = getattr(err, "strerror", None) or "it is not UTF-8 text"
             raise StartupError(f"--api-key-file {path} cannot be read: {reason}") from None
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
+        keys = [(f"{path}:{number}", line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
+        if not keys:
             raise StartupError(f"--api-key-file {path} holds no key; put one a line")
-        keys += found
-    return tuple(keys)
+        found += keys
+    for where, key in found:
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise StartupError(f"{where}: an API key must be printable ASCII without blanks")
+    return tuple(key for _, key in found)
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:

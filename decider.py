@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 VERSION = "0.1.0"
 MODEL_ALIAS = "jev-latest"  # the official clients' default name
 LOADING_RETRY_S = 2
+# JSON of nothing but brackets takes 50 times its size to read: few such at a time
+LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
 WARM_UP_QUESTIONS = (
@@ -155,6 +158,7 @@ class Decider:
             max_queued_rows=config.max_queued_rows,
             batch_window_s=config.batch_window_ms / 1000,
         )
+        self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
@@ -206,15 +210,20 @@ class Decider:
         started_at = time.monotonic()
         if error := self.unready():
             raise error
+        if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
+            raise error
+        with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
+            request, rows = self._read(body, content_type)
+        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at)
+
+    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row]]:
         assert self._loaded is not None
-        self._batcher.check_room()  # before the work of reading what will be refused
         request = parse_request(body, content_type)
         if request.has_images:
             raise BadRequest("this model reads text only: send no images and no assets")
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        rows = self._loaded.prompter.render(request)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at)
+        return request, self._loaded.prompter.render(request)
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -272,13 +281,13 @@ class Decider:
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """(whether requests are answered, the document of `/health`)"""
-        error = self.unready()
+        error = self.unready() or self._batcher.find_overload(1)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message
         loaded, config = self._loaded, self.config
         if loaded is None:
-            return False, {**status, "model": config.served_name or config.model}
+            return False, {**status, "model": config.served_name or Path(config.model).name}
         prompter, checkpoint = loaded.prompter, loaded.checkpoint
         return error is None, {
             **status,
@@ -310,7 +319,7 @@ class Decider:
         """The document of `GET /v1/models`, in the official form and in OpenAI's."""
         assert self._loaded is not None
         checkpoint = self._loaded.checkpoint
-        created = int((checkpoint.folder / "config.json").stat().st_mtime)
+        created = checkpoint.created
         date = time.strftime("%Y-%m-%d", time.gmtime(created))
         text = f"{checkpoint.name}, served by Onepass"
         names = {checkpoint.name: text, MODEL_ALIAS: f"another name for {checkpoint.name}"}

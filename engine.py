@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +74,6 @@ class Engine:
 
     def __init__(self, checkpoint: Checkpoint, config: Config, readout: Readout) -> None:
         """Raises `StartupError` for a checkpoint that cannot be served as asked."""
-        started = time.monotonic()
         torch.set_grad_enabled(False)
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
@@ -90,7 +88,6 @@ class Engine:
         self._pointer = None
         if readout == "pointer":
             self._pointer = PointerHead.load(checkpoint.folder / HEAD_FILE, self._body.hidden_size, self.device)
-        self.load_s = time.monotonic() - started
 
     def describe(self) -> dict[str, Any]:
         """The engine's part of `/health`."""
@@ -195,7 +192,7 @@ class PointerHead:
         for name in ("query.weight", "key.weight"):
             if name not in tensors or tensors[name].ndim != 2 or tensors[name].shape[1] != hidden_size:
                 raise StartupError(f"{path}: {name} must be a matrix with {hidden_size} columns")
-        query, key = (tensors[name].to(device, torch.float32) for name in ("query.weight", "key.weight"))
+        query, key = (tensors[name].to(device, torch.float32, copy=True) for name in ("query.weight", "key.weight"))
         if query.shape != key.shape:
             raise StartupError(f"{path}: query.weight and key.weight must have one shape")
         return cls(query, key)
@@ -363,6 +360,8 @@ def load_library_model(folder: Path, device: torch.device, dtype: torch.dtype) -
         if info.get(problem):
             names = sorted(map(str, info[problem]))[:3]
             raise StartupError(f"{folder} cannot be loaded: {problem.replace('_', ' ')}: {names}")
+    for parameter in model.parameters():  # not views of the file: what was verified must not change with it
+        parameter.data = parameter.data.clone()
     return model.to(device).eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+MAX_SHOWN_CHARS = 64  # of a client's own name in `loc`
 MAX_REPORTED_ERRORS = 20  # a request may hold 512 broken questions; nobody reads more than a screenful
 
 
@@ -56,7 +57,7 @@ class Unauthorized(ApiError):
 
 
 class NotFound(ApiError):
-    status = 404
+    status, error_type = 404, "not_found"  # for the log; the body is FastAPI's
 
     def __init__(self) -> None:
         super().__init__("Not Found")
@@ -66,7 +67,7 @@ class NotFound(ApiError):
 
 
 class MethodNotAllowed(ApiError):
-    status = 405
+    status, error_type = 405, "method_not_allowed"
 
     def __init__(self, allowed: Sequence[str]) -> None:
         super().__init__("Method Not Allowed")
@@ -102,11 +103,13 @@ class HeadersTooLarge(ApiError):
 class InvalidRequest(ApiError):
     """What the schema forbids, in FastAPI's shape: one entry per broken field, `loc` from the body down."""
 
-    status = 422
+    status, error_type = 422, "invalid_request"
 
     def __init__(self, errors: Sequence[tuple[tuple[str | int, ...], str, str]]) -> None:
         """`errors` holds (location below the body, message, type) triples."""
-        super().__init__("; ".join(f"{'.'.join(map(str, loc))}: {msg}" for loc, msg, _ in errors[:1]))
+        super().__init__(
+            "; ".join(f"{'.'.join(str(_shorten(place)) for place in loc)}: {msg}" for loc, msg, _ in errors[:1])
+        )
         self.errors = errors
 
     @classmethod
@@ -115,7 +118,12 @@ class InvalidRequest(ApiError):
 
     def detail(self) -> object:
         shown = self.errors[:MAX_REPORTED_ERRORS]
-        return [{"loc": ["body", *loc], "msg": msg, "type": kind} for loc, msg, kind in shown]
+        return [{"loc": ["body", *map(_shorten, loc)], "msg": msg, "type": kind} for loc, msg, kind in shown]
+
+
+def _shorten(place: str | int) -> str | int:
+    is_long = isinstance(place, str) and len(place) > MAX_SHOWN_CHARS
+    return f"{str(place)[:MAX_SHOWN_CHARS]}…" if is_long else place
 
 
 class Overloaded(ApiError):

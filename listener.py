@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -10,7 +11,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -24,21 +25,22 @@ REFUSED_KEPT = 64  # refused connections held open for a moment, so that their c
 
 
 class Count:
-    """How many are inside, and a wait for none. Any thread."""
+    """How many (or how much) is inside, and a wait for none. Any thread."""
 
     def __init__(self) -> None:
         self._value = 0
         self._changed = threading.Condition()
 
-    def enter(self, limit: int) -> bool:
+    def enter(self, limit: int, amount: int = 1) -> bool:
+        """False, and nothing is counted, if it would be more than `limit`."""
         with self._changed:
-            has_room = self._value < limit
-            self._value += has_room
+            has_room = self._value + amount <= limit
+            self._value += amount * has_room
             return has_room
 
-    def leave(self) -> None:
+    def leave(self, amount: int = 1) -> None:
         with self._changed:
-            self._value -= 1
+            self._value -= amount
             if self._value == 0:
                 self._changed.notify_all()
 
@@ -57,6 +59,8 @@ class Listener(ThreadingHTTPServer):
         """Binds and listens. Raises StartupError."""
         self.config = config
         self.connections = Count()
+        self._idle: OrderedDict[socket.socket, None] = OrderedDict()  # connections without a request, longest first
+        self._idle_lock = threading.Lock()
         self._refused: deque[tuple[float, socket.socket]] = deque()  # accepting thread only
         self._spare_fd = os.open(os.devnull, os.O_RDONLY)  # given up to accept, and refuse, when none is left
         self.address_family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -90,7 +94,8 @@ class Listener(ThreadingHTTPServer):
         raise OSError(errno.EMFILE, "no file descriptor is left for a connection")
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.connections.enter(self.config.max_connections):
+        has_place = self.connections.enter(self.config.max_connections)
+        if not has_place and not (self._close_idle() and self.connections.enter(sys.maxsize)):
             self._refuse(request)
             return
         try:
@@ -98,6 +103,25 @@ class Listener(ThreadingHTTPServer):
         except RuntimeError:  # no thread could be started
             self.connections.leave()
             self._refuse(request)
+
+    def note_idle(self, connection: socket.socket) -> None:
+        """The connection waits for a request: it may be closed to make room for another."""
+        with self._idle_lock:
+            self._idle[connection] = None
+
+    def note_busy(self, connection: socket.socket) -> None:
+        with self._idle_lock:
+            self._idle.pop(connection, None)
+
+    def _close_idle(self) -> bool:
+        """End the connection that has been without a request for longest; its thread then finds it closed."""
+        with self._idle_lock:
+            if not self._idle:
+                return False
+            connection, _ = self._idle.popitem(last=False)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -74,7 +74,7 @@ def set_up_logging(*, is_verbose: bool) -> None:
     handler = LineHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if is_verbose else logging.INFO, handlers=[handler])
-    for name in ("filelock", "httpcore", "httpx", "urllib3", "PIL"):
+    for name in ("filelock", "httpcore", "httpx", "urllib3", "PIL", "python_multipart"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

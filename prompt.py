@@ -117,7 +117,7 @@ class Prompter:
                     if not self._writer.is_separable(encoding, questions):
                         self._separable.discard(encoding)
                 except (ApiError, ValueError) as err:
-                    raise StartupError(f"the {encoding} template does not work: {err}") from None
+                    raise StartupError(f"no {encoding} prompt can be made: {err}") from None
                 if strip_fences(fenced) != plain or not self._tokens.keeps_apart(probed):
                     raise StartupError(
                         f"the {encoding} template rewrites client text or builds control tokens around it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -35,6 +36,7 @@ from process import StopSignal, allow_many_files, set_up_logging
 
 logger = logging.getLogger("server")  # not __name__: run as a program that would be "__main__"
 
+MAX_HELD_BODY_BYTES = 256 << 20  # eight of the largest; without it every connection could hold 64 MiB
 WRITE_GRACE_S = 2.0  # after the queue is done, handlers get this long to send what they have
 EXIT_CONFIGURATION, EXIT_FAILURE = 2, 1
 SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -67,6 +69,7 @@ class Record:
     num_tokens: int = 0
     queue_ms: float = 0.0
     model_ms: float = 0.0
+    error: str = "-"
 
 
 def as_json(document: object, status: int = 200, headers: dict[str, str] | None = None) -> Reply:
@@ -132,7 +135,12 @@ class Handler(BaseHTTPRequestHandler):
     def handle_one_request(self) -> None:
         self.close_connection = True  # until a whole request was read
         try:
-            if not self.stream.wait_request(self.server.idle_timeout_s, self.config.read_timeout_s):
+            self.server.note_idle(self.connection)
+            try:
+                has_request = self.stream.wait_request(self.server.idle_timeout_s, self.config.read_timeout_s)
+            finally:
+                self.server.note_busy(self.connection)
+            if not has_request:
                 return
             self.server.requests.enter(sys.maxsize)
             try:
@@ -149,9 +157,12 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Reply:
         """The border: whatever goes wrong in one request ends here as a reply. Only Disconnected passes."""
         try:
-            self.head = framing.parse_head(self.stream.read_head())
+            raw_head = self.stream.read_head()
+            self.record.method = "HEAD" if raw_head.startswith(b"HEAD ") else "-"  # its refusal too has no body
+            self.head = framing.parse_head(raw_head)
             return self._route(self.head)
         except ApiError as err:
+            self.record.error = err.error_type
             return as_reply(err)
         except framing.Disconnected:
             raise
@@ -200,7 +211,7 @@ class Handler(BaseHTTPRequestHandler):
             logger.log(
                 logging.DEBUG if record.route in PROBED_ROUTES else logging.INFO,
                 "request: id=%s client_id=%s method=%s route=%s status=%d rows=%d tokens=%d"
-                " queue_ms=%.1f model_ms=%.1f total_ms=%.1f",
+                " queue_ms=%.1f model_ms=%.1f total_ms=%.1f error=%s",
                 record.request_id,
                 record.client_id,
                 record.method,
@@ -211,6 +222,7 @@ class Handler(BaseHTTPRequestHandler):
                 record.queue_ms,
                 record.model_ms,
                 (time.monotonic() - record.started) * 1e3,
+                record.error,
             )
 
     def _cors(self) -> dict[str, str]:
@@ -242,11 +254,8 @@ class Handler(BaseHTTPRequestHandler):
     def decide(self, head: framing.Head) -> Reply:
         self._require_ready()
         record = self.record
-        encoding = framing.body_encoding(head.headers)
-        body = self.stream.read_body(head)
-        self.close_connection = not head.keeps_alive
-        pending = self.decider.submit(framing.decompress(body, encoding), head.headers.get("content-type", ""))
-        del body  # up to 32 MiB, while this thread may wait for long
+        with contextlib.ExitStack() as bodies:  # given back before this thread waits, perhaps for long
+            pending = self._submit(head, bodies)
         record.num_rows, record.num_tokens = pending.num_rows, pending.num_tokens
         self._wait(pending)
         answered = self.decider.answer(pending)
@@ -254,6 +263,25 @@ class Handler(BaseHTTPRequestHandler):
         total_ms = (time.monotonic() - record.started) * 1e3
         timing = f"queue;dur={answered.queue_ms:.2f}, model;dur={answered.model_ms:.2f}, total;dur={total_ms:.2f}"
         return Reply(answered.body, headers={"Server-Timing": timing})
+
+    def _submit(self, head: framing.Head, bodies: contextlib.ExitStack) -> Pending:
+        encoding = framing.body_encoding(head.headers)
+        self._hold(head.length or 0, bodies)
+        body = self.stream.read_body(head)
+        self.close_connection = not head.keeps_alive
+        if head.length is None:
+            self._hold(len(body), bodies)
+        content = framing.decompress(body, encoding)
+        if content is not body:
+            self._hold(len(content), bodies)
+        return self.decider.submit(content, head.headers.get("content-type", ""))
+
+    def _hold(self, num_bytes: int, bodies: contextlib.ExitStack) -> None:
+        """Count a body among those in memory until `bodies` closes. Raises Overloaded if they are too many."""
+        num_bytes = min(num_bytes, framing.MAX_BODY_BYTES)
+        if not self.server.body_bytes.enter(MAX_HELD_BODY_BYTES, num_bytes):
+            raise Overloaded("too many large requests arrive at once", retry_after_s=1)
+        bodies.callback(self.server.body_bytes.leave, num_bytes)
 
     def _wait(self, pending: Pending) -> None:
         """Until it is answered, failed or expired. Raises BadRequest when the client left."""
@@ -321,6 +349,7 @@ class HttpServer(Listener):
         self.keys = tuple(key.encode() for key in config.api_keys)
         self.origins = frozenset(origin.strip() for origin in config.allowed_origins.split(",") if origin.strip())
         self.requests = Count()  # from a request's first byte to the end of its answer
+        self.body_bytes = Count()  # request bodies in memory, as sent and decompressed
         self.is_stopping = False
         super().__init__(config, Handler)
 

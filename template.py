@@ -25,8 +25,8 @@ from tokens import PROBE
 from wire import Question, Text
 
 TEMPLATE_FILES = {
-    "per_question": "decision_template_per_question.jinja",
-    "joint": "decision_template_joint.jinja",
+    "decision_template_per_question.jinja": "per_question",
+    "decision_template_joint.jinja": "joint",
 }
 MAIN_TEMPLATE = "decision_template.jinja"
 # Some chat templates print today's date. The same request must get the same answer tomorrow.
@@ -52,8 +52,10 @@ class DecisionFormat:
         """Raises `StartupError` where the files contradict each other."""
         path = folder / "decision.json"
         try:
-            config = DecisionConfig.from_file(path if path.exists() else None)
             extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            if not isinstance(extra, dict):
+                raise StartupError(f"{path} must hold a JSON object")
+            config = DecisionConfig.from_file(path if path.exists() else None)
         except (ValueError, TypeError, AttributeError, StrictDataclassError) as err:
             raise StartupError(f"{path}: {' '.join(str(err).split())}") from None
         if config.adapter:
@@ -77,15 +79,19 @@ class DecisionFormat:
 def _load_templates(folder: Path) -> dict[str, str]:
     """The main template first: its encoding is the default."""
     templates: dict[str, str] = {}
-    main = folder / MAIN_TEMPLATE
-    if main.exists():
-        source = main.read_text(encoding="utf-8")
-        templates["joint" if "questions" in _get_template_variables(source) else "per_question"] = source
-    for encoding, name in TEMPLATE_FILES.items():
-        if (folder / name).exists():
-            if encoding in templates:
-                raise StartupError(f"{folder / name}: {MAIN_TEMPLATE} is already the one for {encoding}")
-            templates[encoding] = (folder / name).read_text(encoding="utf-8")
+    for name in (MAIN_TEMPLATE, *TEMPLATE_FILES):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            source = path.read_text(encoding="utf-8")
+            is_joint = "questions" in _get_template_variables(source)
+        except (ValueError, jinja2.TemplateError) as err:
+            raise StartupError(f"{path} is not a template: {' '.join(str(err).split())}") from None
+        encoding = TEMPLATE_FILES.get(name) or ("joint" if is_joint else "per_question")
+        if encoding in templates:
+            raise StartupError(f"{path}: {MAIN_TEMPLATE} is already the one for {encoding}")
+        templates[encoding] = source
     return templates
 
 

@@ -21,7 +21,7 @@ from errors import BadRequest, StartupError
 MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
 FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
 PROBE = "\ud802"  # stands for any client text while a template is checked
-MAX_KEPT_TEXTS, MAX_KEPT_CHARS = 8192, 256  # 10 MB at the most
+MAX_KEPT_TEXTS, MAX_KEPT_CHARS = 8192, 256  # 40 MB at the most
 _FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
 
 

@@ -42,7 +42,6 @@ SIDES_ALLOWED = (
 QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
 IMAGES_ALLOWED = "an object of pictures by name or an array of pictures"
 TYPE_ALLOWED = "'noul', 'choice' or 'score'"
-ENCODINGS = ("joint", "per_question")
 
 
 def _must(allowed: str, kind: str) -> PydanticCustomError:

@@ -256,6 +256,19 @@ class Running:
         """Until every handler has ended."""
         assert self.http.connections.wait_none(PATIENCE_S)
 
+    def wait_for_requests(self, count: int) -> None:
+        """Until so many have sent their first byte and not got their answer."""
+        self._wait_for(self.http.requests, count)
+
+    def wait_for_connections(self, count: int) -> None:
+        self._wait_for(self.http.connections, count)
+
+    def _wait_for(self, counter: Any, count: int) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while counter._value != count:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+
     def ask(self, request: bytes) -> Response:
         with self.connect() as client:
             return client.send(request).read(is_head=request.startswith(b"HEAD"))

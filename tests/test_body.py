@@ -75,6 +75,7 @@ def test_what_is_not_json_is_said(body: bytes, message: str) -> None:
         (rb'{"state": ["a", {"b": "\udc00x"}]}', ("state", 1, "b")),
         (rb'{"\ud83d": 1}', ()),
         (rb'{"a": "\ude00\ud83d"}', ("a",)),
+        (rb'{"s": {"a": "\ud83d", "a": "x"}}', ("s", "a")),
     ],
 )
 def test_a_lone_surrogate_is_found_wherever_it_is(body: bytes, loc: tuple[str | int, ...]) -> None:
@@ -105,10 +106,22 @@ def test_brackets_in_strings_are_not_nesting() -> None:
 
 def test_the_depth_check_is_linear() -> None:
     started = time.process_time()
-    for body in (b'"\\' * 500_000, b"[]" * 500_000, b'["' + b"\\\\" * 500_000, b'{"a' * 300_000):
+    for body in (
+        b"[" * 65 + b'"' + b'\\"' * 500_000,
+        b"[" * 65 + b'"\\' * 500_000,
+        b'{"a":"' * 200_000,
+        b'"\\' * 500_000,
+        b"[]" * 500_000,
+        b'["' + b"\\\\" * 500_000,
+        b'{"a' * 300_000,
+    ):
         with pytest.raises(InvalidRequest):
             read_json(body)
     assert time.process_time() - started < 20  # quadratic would be hours
+
+
+def test_the_longest_integer_is_read_whatever_its_sign() -> None:
+    assert read_json(b"-" + b"9" * 4300) == -int("9" * 4300)
 
 
 def test_a_long_integer_is_refused_even_where_the_process_has_no_limit() -> None:
@@ -148,6 +161,7 @@ def test_multipart_gives_the_request_and_the_other_parts() -> None:
     [
         (b"", "multipart/form-data", "boundary"),
         (b"", "multipart/form-data; boundary=XX", "closing boundary"),
+        (b"", f"multipart/form-data; boundary={'x' * 300}", "Boundary length"),
         (multipart(("request", b"{}"), end=""), "multipart/form-data; boundary=XX", "closing boundary"),
         (multipart(("a", b"{}")), "multipart/form-data; boundary=XX", "part named request"),
         (

@@ -129,6 +129,7 @@ def test_a_changed_file_is_found_whatever_changed_in_it(folder: Path) -> None:
         ("./nowhere", "there is no such folder"),
         ("/nowhere", "there is no such folder"),
         ("a/b/c", "there is no such folder"),
+        (__file__, "is a file; a checkpoint is a folder"),
         ("nobody/nothing", "no such folder, and the Hub cannot be reached"),
     ],
 )
@@ -149,6 +150,20 @@ def test_weights_are_safetensors_of_this_folder_only(folder: Path) -> None:
         assert "which is not a file of this folder" in refusal(folder)
     index.write_text("[]")
     assert "is not an index" in refusal(folder)
+
+
+def test_a_manifest_that_cannot_be_read_is_not_passed_over(folder: Path) -> None:
+    (folder / "SHA256SUMS").symlink_to("/nowhere")
+    assert "SHA256SUMS cannot be read" in refusal(folder)
+    (folder / "SHA256SUMS").unlink()
+    (folder / "SHA256SUMS").mkdir()
+    assert "SHA256SUMS cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\ufeff{}"])
+def test_a_configuration_must_be_an_object(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    assert "config.json must hold a JSON object" in refusal(folder)
 
 
 def test_a_folder_without_a_configuration_is_not_a_checkpoint(tmp_path: Path) -> None:

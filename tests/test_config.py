@@ -39,7 +39,9 @@ def test_a_switch_reads_the_usual_words(text: str, value: bool) -> None:
         (["--colour"], {}, "unrecognized arguments: --colour (see --help)"),
         (["--api-key-file", "/nowhere"], {}, "--api-key-file /nowhere cannot be read: No such file or directory"),
         ([], {"ONEPASS_STRICT_MODEL": "maybe"}, "ONEPASS_STRICT_MODEL must be 1 or 0, not 'maybe'"),
-        ([], {"ONEPASS_API_KEY": "a b"}, "an API key must be printable ASCII without blanks"),
+        ([], {"ONEPASS_API_KEY": " "}, "ONEPASS_API_KEY is set but empty; unset it to serve without a key"),
+        (["--host", ""], {}, "--host must be an address; 0.0.0.0 listens on all"),
+        ([], {"ONEPASS_API_KEY": "a b"}, "ONEPASS_API_KEY: an API key must be printable ASCII without blanks"),
     ],
 )
 def test_what_cannot_work_is_one_line_that_says_what_is_allowed(

@@ -160,7 +160,7 @@ def test_it_says_why_it_is_not_ready() -> None:
     decider = Decider(Config(), load=load)
     decider.start()
     assert isinstance(decider.unready(), Loading)
-    assert decider.health() == (False, {"status": "loading", "reason": "the model is loading", "model": str(STARTER)})
+    assert decider.health() == (False, {"status": "loading", "reason": "the model is loading", "model": "model"})
     with pytest.raises(Loading):
         decider.submit(body())
     gate.set()
@@ -227,6 +227,8 @@ def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
                 break
         with pytest.raises(Overloaded):
             decider.submit(b"not even JSON")
+        ready, document = decider.health()
+        assert (ready, document["status"]) == (False, "overloaded_error")
         gate.set()
         assert decider.answer(first[0]).num_rows == 512
 

@@ -206,6 +206,16 @@ def test_a_pointer_head_must_fit_the_model(copy: Path, change: dict[str, Any]) -
     assert "head.safetensors is missing" in refusal(copy)
 
 
+@pytest.mark.parametrize("backend", ["fast", "transformers"])
+def test_a_checkpoint_that_changes_while_it_is_served_changes_no_answer(copy: Path, backend: str) -> None:
+    loaded = load(Config(model=str(copy), backend=backend, share_state=False))
+    rows = rows_of(loaded, count=1)
+    before = loaded.engine.forward(rows)
+    for path in copy.glob("*.safetensors"):
+        path.write_bytes(bytes(path.stat().st_size))  # in place: a mapping of the file would see it
+    assert loaded.engine.forward(rows) == before
+
+
 def test_code_in_a_checkpoint_is_never_run(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}

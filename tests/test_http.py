@@ -497,18 +497,31 @@ def test_a_pipelining_client_that_leaves_is_noticed() -> None:
 
 def test_one_connection_too_many_is_told_so_and_closed() -> None:
     with serve(max_connections=2) as running:
-        held = [running.connect().send(get("/livez")) for _ in range(2)]
-        assert [client.read().status for client in held] == [200, 200]
+        held = [running.connect().send(post(b"{}")[:-1]) for _ in range(2)]  # both in the middle of a request
+        running.wait_for_requests(2)
         with running.connect() as client:
             response = client.send(post(b"{}")).read()
             assert (response.status, response.error_type) == (503, "overloaded_error")
             assert 0 < int(response.headers["retry-after"]) < 30
             assert client.is_closed()
         for client in held:
-            assert client.is_kept()
+            assert client.send(b"}").read().status == 200
             client.socket.close()
         running.wait_for_no_connection()
         assert running.ask(get("/livez")).status == 200
+
+
+def test_an_idle_connection_makes_room_for_a_new_one() -> None:
+    """Silent clients must not keep the probes of an orchestrator, or anyone, out."""
+    with serve(max_connections=2) as running:
+        silent = [running.connect(), running.connect().send(get("/livez"))]
+        assert silent[1].read().status == 200
+        newcomers = [running.connect() for _ in silent]
+        for client, newcomer in zip(silent, newcomers, strict=True):
+            assert newcomer.send(get("/livez")).read().status == 200
+            assert client.is_closed()
+        for client in (*silent, *newcomers):
+            client.socket.close()
 
 
 def test_without_a_file_descriptor_left_connections_are_refused_and_the_server_goes_on(

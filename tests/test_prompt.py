@@ -213,13 +213,13 @@ def test_an_encoding_without_a_template_is_refused() -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ state }}{{ question.labels[0] }}<|mark|><|mark|>", "template does not work"),
+        ("{{ state }}{{ question.labels[0] }}<|mark|><|mark|>", "prompt can be made"),
         ("{{ state|first }}", "rewrites client text"),
         ("{{ '<|' ~ state ~ '|>' }}", "builds control tokens around it"),
         ("{{ '<think' ~ state ~ '>' }}{{ question.instructions }}", "builds control tokens around it"),
-        ("{{ raise_exception('no') }}", "template does not work"),
-        ("{{ nothing.at.all }}", "template does not work"),
-        ("{% for %}", "template does not work"),
+        ("{{ raise_exception('no') }}", "prompt can be made"),
+        ("{{ nothing.at.all }}", "prompt can be made"),
+        ("{% for %}", "prompt can be made"),
     ],
 )
 def test_a_template_that_cannot_be_trusted_is_refused_at_the_start(template: str, message: str) -> None:
@@ -273,6 +273,8 @@ def test_a_dated_chat_template_prints_the_same_date_every_day() -> None:
         ({"decision.json": "{"}, "decision.json"),
         ({"decision.json": '{"readout": "hands"}'}, "readout must be 'labels' or 'pointer', not 'hands'"),
         ({"decision.json": '{"readout": "pointer"}'}, "readout 'pointer' needs a decision_template.jinja"),
+        ({"decision.json": "[]"}, "decision.json must hold a JSON object"),
+        ({"decision_template.jinja": "{% if %}"}, "decision_template.jinja is not a template"),
         ({"decision.json": '{"adapter": "lora"}'}, "names an adapter"),
         ({"decision.json": '{"encoding": "joint"}'}, "encoding 'joint' has no template"),
         ({"decision.json": '{"temperature": {"noul": 0}}'}, "temperature.noul must be above 0"),

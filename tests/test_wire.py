@@ -130,6 +130,17 @@ def test_many_errors_are_cut_to_a_screenful() -> None:
     assert len(caught.value.body()) < 10_000
 
 
+def test_a_giant_name_is_not_repeated_in_the_errors_about_it() -> None:
+    name = "i" * 1_000_000
+    for content in (
+        json.dumps({"state": "", "questions": {name: {"type": "score", "criteria": [None] * 10}}}).encode(),
+        b'{"' + name.encode() + b'": 1, "' + name.encode() + b'": 2}',
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_request(content)
+        assert len(caught.value.body()) < 10_000
+
+
 def test_names_come_back_byte_for_byte_and_in_order() -> None:
     names = [
         "toString",

@@ -1,0 +1,58 @@
+"""Puts a training run into the checkpoint folder: weights, head, temperatures fitted on dev, checksums."""
+
+import argparse
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from data import Renderer, read_rows
+from evaluate import fit_temperatures, score_prompts
+
+from model import PointerModel, build_config, load_model, save_model
+
+SUMS_NAME = "SHA256SUMS"
+
+
+def write_sums(model_dir: Path) -> None:
+    """Writes SHA256SUMS beside the checkpoint folder, one line a file, as `sha256sum model/*` would."""
+    files = sorted(path for path in model_dir.iterdir() if path.is_file())
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {model_dir.name}/{path.name}\n" for path in files]
+    (model_dir.parent / SUMS_NAME).write_text("".join(lines), encoding="utf-8")
+
+
+def export(run_dir: Path, data_dir: Path, model_dir: Path) -> None:
+    """The tokenizer and the templates are already in `model_dir`, since training read them there."""
+    renderer = Renderer(model_dir)
+    model = PointerModel(build_config(renderer.vocab_size, renderer.pad_id))
+    model.load_state_dict(torch.load(run_dir / "last.pt", weights_only=True)["model"])
+    with tempfile.TemporaryDirectory(dir=model_dir.parent, prefix=".export-") as name:
+        staged = Path(name)
+        save_model(model, staged)
+        dev = [renderer.render([row]) for row in read_rows(data_dir, "dev")]
+        temperatures = fit_temperatures(score_prompts(load_model(staged), dev, renderer.pad_id))
+        settings = json.loads((model_dir / "decision.json").read_text(encoding="utf-8"))
+        settings["temperature"] = temperatures
+        (staged / "decision.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        for path in staged.iterdir():
+            path.chmod(0o644)
+            path.replace(model_dir / path.name)
+    print(f"export: temperature={temperatures}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of decisions-{train,dev,test}.jsonl.gz")
+    parser.add_argument("--run", type=Path, help="folder of the training run; without it, only the sums are written")
+    parser.add_argument("--model", type=Path, default=Path("model"), help="checkpoint folder (default: model)")
+    args = parser.parse_args()
+    if args.run and not args.data:
+        parser.error("--run needs --data, to fit the temperatures")
+    if args.run:
+        export(args.run, args.data, args.model)
+    write_sums(args.model.resolve())
+
+
+if __name__ == "__main__":
+    main()
