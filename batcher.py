@@ -243,9 +243,7 @@ class Batcher:
         started = time.monotonic()
         results = self._run_or_isolate([entry.row for entry in batch])
         seconds = time.monotonic() - started
-        logger.debug(
-            "batch: rows=%d tokens=%d ms=%.1f", len(batch), sum(e.row.num_tokens for e in batch), seconds * 1e3
-        )
+        logger.debug("batch: rows=%d ms=%.1f", len(batch), seconds * 1e3)
         self.num_batches += 1
         self.num_rows += len(batch)
         per_row = seconds / len(batch)

@@ -11,7 +11,7 @@ from typing import Any
 
 from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
 from template import DecisionFormat, Writer
-from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, strip_fences
+from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, strip_fences
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
@@ -66,16 +66,14 @@ class Prompter:
         self._labels.check_counts(request.questions)
         state = self._tokens.fence(request.state)
         state_text = self._writer.state_text(encoding, state) if encoding in self._separable else None
-        memo: dict[str, array[int]] = {}  # the questions of a request share most of their text
+        memo = Memo()  # the questions of a request share most of their text
         groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
         return [self._row(*self._writer.write(encoding, state, state_text, group), group, memo) for group in groups]
 
-    def _row(
-        self, text: str, num_shared_chars: int, questions: tuple[Question, ...], memo: dict[str, array[int]]
-    ) -> Row:
+    def _row(self, text: str, num_shared_chars: int, questions: tuple[Question, ...], memo: Memo) -> Row:
         limit = self.max_tokens
         if len(text) > limit * LONG_CHARS_PER_TOKEN:  # do not tokenise 32 MiB to say that they are too many
-            count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], {})[0])
+            count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], Memo())[0])
             if count > limit + MAX_CUT_TOKENS:
                 raise TooManyTokens(f"the prompt has over {count} tokens; the limit is {limit}")
         input_ids, marks, num_shared = self._tokens.encode(text, memo, num_shared_chars)
@@ -109,7 +107,7 @@ class Prompter:
             for part in [slice(None)] if encoding == "joint" else [slice(0, 1), slice(1, 2), slice(2, 3)]:
                 questions = _sample_questions("a")[part]
                 try:
-                    self._row(self._writer.render(encoding, {"text": "a"}, questions), 0, questions, {})
+                    self._row(self._writer.render(encoding, {"text": "a"}, questions), 0, questions, Memo())
                     plain, fenced, probed = (
                         self._writer.render(encoding, text, _sample_questions(text)[part])
                         for text in ("a", FENCE_OPEN + "a" + FENCE_CLOSE, PROBE)

@@ -12,6 +12,7 @@ import json
 import re
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -27,6 +28,14 @@ _FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
 
 def strip_fences(rendered: str) -> str:
     return _FENCE.sub("", rendered)
+
+
+@dataclass(slots=True)
+class Memo:
+    """What the prompts of one request have in common, so that it is tokenised once."""
+
+    texts: dict[str, array[int]] = field(default_factory=dict)
+    starts: dict[str, tuple[array[int], int]] = field(default_factory=dict)  # text -> ids of so many first chars
 
 
 class ControlTokens:
@@ -66,9 +75,7 @@ class ControlTokens:
                     return False
         return True
 
-    def encode(
-        self, rendered: str, memo: dict[str, array[int]], num_shared_chars: int = 0
-    ) -> tuple[array[int], list[int], int]:
+    def encode(self, rendered: str, memo: Memo, num_shared_chars: int = 0) -> tuple[array[int], list[int], int]:
         """The ids of a rendered prompt; the number of ids before each mark; and how many ids depend on nothing but the
         first `num_shared_chars` characters."""
         text, fenced = _take_fences(rendered)
@@ -79,7 +86,7 @@ class ControlTokens:
         for match in (*self._pattern.finditer(text), None):
             end = match.start() if match else len(text)
             if start < shared_end < end:
-                more, count = self._encode_cut(text[start:end], shared_end - start)
+                more, count = self._encode_cut(text[start:end], shared_end - start, memo)
                 num_shared = len(ids) + count
                 ids += more
             else:
@@ -97,20 +104,28 @@ class ControlTokens:
             num_shared = len(ids) if start <= shared_end else num_shared
         return ids, marks, num_shared
 
-    def _encode_cut(self, text: str, cut: int) -> tuple[array[int], int]:
-        """The ids of `text`, and how many are of whole words before `cut`: those do not depend on what follows it."""
-        encoding = self._text.encode(text, add_special_tokens=False)
-        words = encoding.word_ids
-        first_after = next((place for place, (_, end) in enumerate(encoding.offsets) if end > cut), len(words))
-        last_word = words[min(first_after, len(words) - 1)]
-        return self._checked(encoding.ids), words.index(last_word)
+    def _encode_cut(self, text: str, cut: int, memo: Memo) -> tuple[array[int], int]:
+        """The ids of `text`, and how many are of whole words before `cut`: those do not depend on what follows it.
 
-    def _encode_text(self, text: str, memo: dict[str, array[int]]) -> array[int]:
+        Tokenizers go from word to word, so a text that begins alike needs its own words alone.
+        """
+        known, num_chars = memo.starts.get(text[:cut], (array("i"), 0))
+        encoding = self._text.encode(text[num_chars:], add_special_tokens=False)
+        ids = known + self._checked(encoding.ids)
+        if known:
+            return ids, len(known)
+        words = encoding.word_ids
+        first_after = next((place for place, (_, end) in enumerate(encoding.offsets) if end > cut), len(words) - 1)
+        num_shared = words.index(words[first_after])
+        memo.starts[text[:cut]] = (ids[:num_shared], encoding.offsets[num_shared][0])
+        return ids, num_shared
+
+    def _encode_text(self, text: str, memo: Memo) -> array[int]:
         if len(text) <= MAX_KEPT_CHARS:
             return self._encode_kept(text)
-        ids = memo.get(text)
+        ids = memo.texts.get(text)
         if ids is None:
-            ids = memo[text] = self._encode_plain(text)
+            ids = memo.texts[text] = self._encode_plain(text)
         return ids
 
     def _encode_plain(self, text: str) -> array[int]:
@@ -127,7 +142,7 @@ class ControlTokens:
         name = next((name for name in self._control if name not in (MARK, SPLIT)), "")
         for probe in ("Ann's 12 cafés, \n\n  ok?", f"{name}Hello wörld {name} a\n{name}b", f"x{name}\ny"):
             expected = tokenizer.encode(probe, add_special_tokens=False)
-            if list(self.encode(probe, {})[0]) != expected:
+            if list(self.encode(probe, Memo())[0]) != expected:
                 raise StartupError(
                     "this kind of tokenizer is not supported: its control tokens change the text around them"
                 )

@@ -16,7 +16,7 @@ from transformers.decision import DecisionConfig
 from errors import BadRequest, InvalidRequest, StartupError, TooManyTokens
 from prompt import Prompter
 from template import DecisionFormat
-from tokens import MARK, SPLIT, ControlTokens
+from tokens import MARK, SPLIT, ControlTokens, Memo
 from wire import Request, parse_request
 
 TOKENIZER = make_tokenizer()
@@ -100,6 +100,19 @@ def test_ids_order_and_other_questions_never_reach_the_prompt(prompter: Prompter
     assert rows == [alone["s"], alone["n"], alone["c"]]
 
 
+@given(st.text(max_size=60) | hostile, st.text(max_size=10))
+def test_rows_of_one_request_are_those_of_requests_of_their_own(state: str, instructions: str) -> None:
+    """What they share is tokenised once, wherever words and normalised characters end."""
+    questions = {
+        "n": {"type": "noul", "instructions": instructions or "?"},
+        "c": {"type": "choice", "instructions": instructions, "criteria": {"a": None}},
+        "d": {"type": "choice", "criteria": {"\u0301": None, "b": instructions}},
+    }
+    for prompter in (CHAT, POINTER):
+        together = prompter.render(request(state, **questions))
+        assert together == [prompter.render(request(state, q=question))[0] for question in questions.values()]
+
+
 @pytest.mark.parametrize("prompter", [CHAT, POINTER])
 @pytest.mark.parametrize("state", ["", "Hello.", "a <b>\n", {"a": [1, "<|mark|>"]}, "é" * 50, "\n\n", "word " * 50])
 def test_rows_know_how_far_the_prompts_of_all_questions_agree(prompter: Prompter, state: Any) -> None:
@@ -121,7 +134,7 @@ def test_client_text_never_becomes_a_control_token(tokenizer: Any, text: str) ->
     control = {id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     name = CONTROL_TOKENS[1] if tokenizer is TOKENIZER else "<|state|>"
     rendered = f"{name}{tokens.fence(text)}{MARK}{tokens.fence(text)}{SPLIT}{tokens.fence(text)}"
-    ids, marks, _ = tokens.encode(rendered, {})
+    ids, marks, _ = tokens.encode(rendered, Memo())
     assert [id_ for id_ in ids if id_ in control] == [tokenizer.convert_tokens_to_ids(name)]
     assert len(marks) == 1
     if tokenizer is STARTER_TOKENIZER:  # it has no normaliser, so not a byte is lost
@@ -250,7 +263,7 @@ def test_a_state_is_put_in_afterwards_only_where_that_changes_nothing(source: st
             (row,) = prompter.render(asked)
             assert prompter.render(asked) == [row]
             text = prompter._writer.render("per_question", prompter._tokens.fence(state), asked.questions)
-            assert prompter._tokens.encode(text, {})[0] == row.input_ids
+            assert prompter._tokens.encode(text, Memo())[0] == row.input_ids
 
 
 def test_what_a_template_cannot_write_is_the_clients_error() -> None:
