@@ -112,7 +112,8 @@ def load_prompter(config: Config) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
     from checkpoint import open_checkpoint
-    from prompt import DecisionFormat, Prompter
+    from prompt import Prompter
+    from template import DecisionFormat
 
     checkpoint = open_checkpoint(config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
