@@ -6,6 +6,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the Hub libraries
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["GOMP_SPINCOUNT"] = "1000"  # as the server does
 
 from collections.abc import Iterator
 from pathlib import Path
