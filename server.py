@@ -400,7 +400,8 @@ def main(argv: Sequence[str], make_decider: Callable[[Config], Decider] = Decide
     except StartupError as err:
         sys.stderr.write(f"onepass: {err}\n")
         return exit_code
-    logger.info("listening at %s; loading", server.url)
+    asked = f"backend={config.backend} device={config.device} dtype={config.dtype}"
+    logger.info("listening at %s; loading %s: %s", server.url, config.served_name or config.model, asked)
     if not (config.api_keys or config.host in ("127.0.0.1", "::1", "localhost")):
         logger.warning("anyone who reaches %s may use this server: no API key is set", server.url)
     threading.Thread(target=server.serve_forever, name="accept", daemon=True).start()
