@@ -202,9 +202,7 @@ class Decider:
         assert self._loaded is not None
         scores = self._loaded.engine.forward(rows)
         return [
-            row_scores
-            if all(math.isfinite(score) for question in row_scores for score in question)
-            else InternalError("the model gave a score that is not a number")
+            row_scores if is_finite(row_scores) else InternalError("the model gave a score that is not a number")
             for row_scores in scores
         ]
 
@@ -333,6 +331,10 @@ class Decider:
         }
 
 
+def is_finite(row_scores: list[list[float]]) -> bool:
+    return all(math.isfinite(score) for question in row_scores for score in question)
+
+
 def warm_up(loaded: Loaded) -> dict[str, Any]:
     """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
     started = time.monotonic()
@@ -341,7 +343,7 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
         rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
         is_same = is_same and first == second
-        if not all(math.isfinite(score) for row in first for question in row for score in question):
+        if not all(map(is_finite, first)):
             raise StartupError("the model's scores are not numbers; try --dtype float32")
     return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}
 

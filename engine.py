@@ -79,7 +79,6 @@ class Engine:
         torch.set_grad_enabled(False)
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
-        self.readout = readout
         self._body = load_body(checkpoint.folder, config.backend, self.device, self.dtype)
         self.max_tokens = self._body.max_tokens
         if self.device.type == "cpu" and self._body.hidden_size < MIN_HIDDEN_FOR_THREADS:

@@ -82,7 +82,7 @@ class ControlTokens:
         shared_end = len(strip_fences(rendered[:num_shared_chars]))
         ids: array[int] = array("i")
         marks: list[int] = []
-        start = num_shared = 0
+        start = num_shared = next_fenced = 0
         for match in (*self._pattern.finditer(text), None):
             end = match.start() if match else len(text)
             if start < shared_end < end:
@@ -95,7 +95,9 @@ class ControlTokens:
             if match is None:
                 break
             start, name = match.end(), match[0]
-            if any(match.start() < close and open_ < match.end() for open_, close in fenced):
+            while next_fenced < len(fenced) and fenced[next_fenced][1] <= match.start():
+                next_fenced += 1  # matches and fenced stretches come in order: one walk over both
+            if next_fenced < len(fenced) and fenced[next_fenced][0] < match.end():
                 ids += self._encode_text(name, memo)  # a client wrote it, or part of it
             elif name == MARK:
                 marks.append(len(ids))
@@ -115,6 +117,8 @@ class ControlTokens:
         if known:
             return ids, len(known)
         words = encoding.word_ids
+        if not words:
+            return ids, 0
         first_after = next((place for place, (_, end) in enumerate(encoding.offsets) if end > cut), len(words) - 1)
         num_shared = words.index(words[first_after])
         memo.starts[text[:cut]] = (ids[:num_shared], encoding.offsets[num_shared][0])
@@ -155,15 +159,17 @@ def _take_fences(rendered: str) -> tuple[str, list[tuple[int, int]]]:
     parts: list[str] = []
     fenced: list[tuple[int, int]] = []
     length = start = opened = 0
+    is_open = False
     for match in _FENCE.finditer(rendered):
         parts.append(rendered[start : match.start()])
         length += match.start() - start
         start = match.end()
-        if match[0] == FENCE_OPEN:
-            opened = length
-        else:
+        if is_open:
             fenced.append((opened, length))
+        is_open, opened = match[0] == FENCE_OPEN, length
     parts.append(rendered[start:])
+    if is_open:  # a template cut the text and its closing fence off: what is left is still a client's
+        fenced.append((opened, length + len(rendered) - start))
     return "".join(parts), fenced
 
 

@@ -169,6 +169,21 @@ def test_ordinary_text_gets_the_librarys_own_ids(state: str, label: str) -> None
         assert row.input_ids.tolist() == inputs["input_ids"][0].tolist()
 
 
+def test_text_whose_closing_fence_a_template_cut_off_is_still_a_clients() -> None:
+    tokens = ControlTokens(STARTER_TOKENIZER)
+    rendered = f"<|state|>{tokens.fence('a <|answer|> b')}"
+    for cut in range(len("<|state|>") + 1, len(rendered) + 1):
+        ids = tokens.encode(rendered[:cut], Memo())[0]
+        assert [id_ for id_ in ids if id_ in STARTER_TOKENIZER.added_tokens_decoder] == [ids[0]]
+
+
+def test_many_control_tokens_in_many_texts_are_read_in_one_walk() -> None:
+    """Each against each would be four hundred million comparisons."""
+    state = ["<|mark|>"] * 20_000
+    with pytest.raises(TooManyTokens):
+        POINTER.render(request(state, q=NOUL))
+
+
 def test_a_fixed_prompt_has_its_stored_ids() -> None:
     """The exact input of one decision: a change here changes every answer."""
     (row,) = POINTER.render(request("a<|answer|>", q={"type": "noul", "instructions": "b"}))
