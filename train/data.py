@@ -1,22 +1,24 @@
-"""Rows, prompts and batches: reads the data, renders the checkpoint's own templates and tokenises. Knows no model."""
+"""Rows and their texts as tokens: reads the data, cuts a prompt into segments, keeps each text's tokens once.
+
+A prompt is the state, then each question's instructions and options; every such piece is a segment that ends in a
+control token. What the first layer makes of a segment depends on nothing but the segment (see wiring.py), so a text
+that stands in many prompts is tokenised and computed once. Knows no model."""
 
 import gzip
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoTokenizer
-from transformers.utils.chat_template_utils import _compile_jinja_template
+import numpy as np
+from tokenizers import Tokenizer
 
-MARK = "<|mark|>"
 TYPES = ("noul", "choice", "score")
-NOUL_OPTIONS = ("true", "false")
-IGNORED = -1  # padding of option indices; the answer of a question that is only there to be read past
-PAD_MULTIPLE = 32  # tokens; the model works in chunks of this length
+NOUL_NAMES = ("yes", "no")  # as the templates write them
+STATE = "<|end_state|>"
+ENCODE_AT_ONCE = 50_000  # texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,51 +26,30 @@ class Row:
     """One labelled question about one state, in the template's terms."""
 
     dataset: str
-    group: str  # rows with the same group share their original text
     state: object
     type: str
     instructions: object
     options: tuple[str, ...]
     descriptions: tuple[object, ...]
-    answer: int  # index into options, or IGNORED
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One tokenised prompt and, per question, the positions read."""
-
-    input_ids: list[int]
-    marks: list[list[int]]  # per question: a position after each option, then the one at its end
-    rows: list[Row]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Prompts side by side; Q counts the questions of all prompts that have an answer."""
-
-    input_ids: torch.Tensor  # (B, T), right-padded
-    reads: torch.Tensor  # (B, R) positions read in each prompt, in order, padded with 0
-    options: torch.Tensor  # (Q, N) indices into the flat reads (B * R), IGNORED where a question has fewer options
-    ends: torch.Tensor  # (Q,) indices into the flat reads
-    answers: torch.Tensor  # (Q,)
-    rows: list[Row]  # Q of them
+    answer: int  # index into options
 
 
 def parse_row(raw: dict[str, Any]) -> Row:
     question, answer = raw["question"], raw["answer"]
     criteria = question["criteria"]
     if question["type"] == "noul":
-        options: list[str] = list(NOUL_OPTIONS)
-        descriptions: list[object] = [(criteria or {}).get(key) for key in ("yes", "no")]
+        sides = {{"true": "yes", "false": "no"}.get(key, key): text for key, text in (criteria or {}).items()}
+        options: list[str] = list(NOUL_NAMES)
+        descriptions: list[object] = [sides.get(name) for name in NOUL_NAMES]
         index = 0 if answer else 1
     elif question["type"] == "choice":
         options, descriptions = list(criteria), list(criteria.values())
         index = options.index(answer)
     else:
-        options, descriptions, index = [str(i) for i in range(len(criteria))], list(criteria), answer
+        options, descriptions = [f"{i + 1}/{len(criteria)}" for i in range(len(criteria))], list(criteria)
+        index = answer
     return Row(
         dataset=raw["dataset"],
-        group=raw["id"].rsplit("-", 1)[0],
         state=raw["state"],
         type=question["type"],
         instructions=question["instructions"],
@@ -78,101 +59,118 @@ def parse_row(raw: dict[str, Any]) -> Row:
     )
 
 
+def read_raw(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file, gzipped or not, as they stand there."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
 def read_rows(data_dir: Path, part: str) -> list[Row]:
-    with gzip.open(data_dir / f"decisions-{part}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        return [parse_row(json.loads(line)) for line in lines]
+    return [parse_row(raw) for raw in read_raw(data_dir / f"decisions-{part}.jsonl.gz")]
 
 
-def shuffle_options(row: Row, rng: random.Random) -> Row:
-    """A choice row with its options in a fresh order. Levels and yes/no keep theirs: the order means something."""
-    if row.type != "choice":
-        return row
-    order = list(range(len(row.options)))
-    rng.shuffle(order)
-    return replace(
-        row,
-        options=tuple(row.options[i] for i in order),
-        descriptions=tuple(row.descriptions[i] for i in order),
-        answer=IGNORED if row.answer == IGNORED else order.index(row.answer),
+def json_text(value: object) -> str:
+    """A text as it is, anything else as the compact JSON that the templates write."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+Segment = tuple[str, str, str | None]  # the control token at its end, its text, the text after <|description|>
+
+
+def state_segment(row: Row) -> Segment:
+    return STATE, json_text(row.state), None
+
+
+def instructions_segment(row: Row) -> Segment:
+    return f"<|{row.type}|>", json_text(row.instructions), None
+
+
+def option_segment(name: str, description: object) -> Segment:
+    return "<|end_option|>", name, None if description is None else json_text(description)
+
+
+@dataclass(slots=True)
+class Segments:
+    """Every segment once, as tokens: number i is tokens[starts[i]:starts[i + 1]], its end's control token included."""
+
+    tokenizer: Tokenizer
+    numbers: dict[Segment, int] = field(default_factory=dict)
+    tokens: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    starts: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def add(self, segments: Iterable[Segment]) -> None:
+        new = [segment for segment in dict.fromkeys(segments) if segment not in self.numbers]
+        texts = {text for _, *pair in new for text in pair if text}
+        ids = self._encode(list(texts))
+        description = [self.tokenizer.token_to_id("<|description|>")]
+        pieces = []
+        for end, text, more in new:
+            self.numbers[end, text, more] = len(self.numbers)
+            after = [] if more is None else description + ids.get(more, [])
+            pieces.append([*ids.get(text, []), *after, self.tokenizer.token_to_id(end)])
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        flat = np.fromiter((token for piece in pieces for token in piece), np.int32, int(lengths.sum()))
+        self.tokens = np.concatenate([self.tokens, flat])
+        self.starts = np.concatenate([self.starts, self.starts[-1] + lengths.cumsum()])
+
+    def _encode(self, texts: list[str]) -> dict[str, list[int]]:
+        found = {}
+        for start in range(0, len(texts), ENCODE_AT_ONCE):
+            part = texts[start : start + ENCODE_AT_ONCE]
+            for text, encoding in zip(part, self.tokenizer.encode_batch(part, add_special_tokens=False), strict=True):
+                found[text] = encoding.ids
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as numbers of segments, for batches. The options of row i are entries firsts[i] to firsts[i + 1]."""
+
+    dataset: np.ndarray  # (N,) number of its set in `names`
+    type: np.ndarray  # (N,) index into TYPES
+    state: np.ndarray  # (N,) segment
+    instructions: np.ndarray  # (N,) segment
+    firsts: np.ndarray  # (N + 1,)
+    options: np.ndarray  # segment of each option, with its description
+    bare: np.ndarray  # segment of each option without it, the same where it has none
+    answer: np.ndarray  # (N,)
+    names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.type)
+
+
+def number_rows(rows: list[Row], segments: Segments) -> Rows:
+    """Adds the rows' texts to `segments`."""
+    segments.add(
+        segment
+        for row in rows
+        for segment in (
+            state_segment(row),
+            instructions_segment(row),
+            *(option_segment(name, text) for name, text in zip(row.options, row.descriptions, strict=True)),
+            *(option_segment(name, None) for name in row.options),
+        )
+    )
+    names = sorted({row.dataset for row in rows})
+    of = segments.numbers
+    pairs = [pair for row in rows for pair in zip(row.options, row.descriptions, strict=True)]
+    return Rows(
+        dataset=np.array([names.index(row.dataset) for row in rows]),
+        type=np.array([TYPES.index(row.type) for row in rows]),
+        state=np.array([of[state_segment(row)] for row in rows]),
+        instructions=np.array([of[instructions_segment(row)] for row in rows]),
+        firsts=np.concatenate([[0], np.cumsum([len(row.options) for row in rows])]),
+        options=np.array([of[option_segment(*pair)] for pair in pairs]),
+        bare=np.array([of[option_segment(name, None)] for name, _ in pairs]),
+        answer=np.array([row.answer for row in rows]),
+        names=names,
     )
 
 
-class Renderer:
-    """Turns rows into prompts exactly as a server would: the templates of `model_dir` and its tokenizer."""
-
-    def __init__(self, model_dir: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        self.vocab_size = len(self.tokenizer)
-        self.pad_id: int = self.tokenizer.pad_token_id
-        self.tokenizer.add_special_tokens({"additional_special_tokens": [MARK]})
-        self.mark_id = self.tokenizer.get_vocab()[MARK]
-        self.single, self.joint = (
-            _compile_jinja_template((model_dir / name).read_text(encoding="utf-8"))
-            for name in ("decision_template.jinja", "decision_template_joint.jinja")
-        )
-
-    def render(self, rows: list[Row]) -> Prompt:
-        """One prompt for all rows, which share the first one's state."""
-        questions = [
-            {
-                "type": row.type,
-                "instructions": row.instructions,
-                "options": list(row.options),
-                "labels": list(row.options),
-                "descriptions": list(row.descriptions),
-            }
-            for row in rows
-        ]
-        if len(rows) == 1:
-            text = self.single.render(state=rows[0].state, question=questions[0])
-        else:
-            text = self.joint.render(state=rows[0].state, questions=questions)
-        input_ids: list[int] = []
-        positions: list[int] = []
-        for token in self.tokenizer.encode(text, add_special_tokens=False):
-            if token == self.mark_id:
-                positions.append(len(input_ids) - 1)  # the head reads the token just before the mark
-            else:
-                input_ids.append(token)
-        marks, start = [], 0
-        for row in rows:
-            end = start + len(row.options) + 1
-            marks.append(positions[start:end])
-            start = end
-        assert start == len(positions), "a prompt has one mark per option and one per question"
-        return Prompt(input_ids, marks, rows)
-
-
-def collate(prompts: list[Prompt], pad_id: int) -> Batch:
-    longest = max(len(prompt.input_ids) for prompt in prompts)
-    num_reads = max(sum(map(len, prompt.marks)) for prompt in prompts)
-    num_options = max(len(marks) - 1 for prompt in prompts for marks in prompt.marks)
-    input_ids = torch.full((len(prompts), -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE), pad_id)
-    reads = torch.zeros(len(prompts), num_reads, dtype=torch.long)
-    options, ends, rows = [], [], []
-    for i, prompt in enumerate(prompts):
-        input_ids[i, : len(prompt.input_ids)] = torch.tensor(prompt.input_ids)
-        positions = [mark for marks in prompt.marks for mark in marks]
-        reads[i, : len(positions)] = torch.tensor(positions)
-        start = i * num_reads
-        for row in prompt.rows:
-            end = start + len(row.options)
-            if row.answer != IGNORED:
-                options.append([*range(start, end)] + [IGNORED] * (num_options - len(row.options)))
-                ends.append(end)
-                rows.append(row)
-            start = end + 1
-    answers = torch.tensor([row.answer for row in rows])
-    return Batch(input_ids, reads, torch.tensor(options), torch.tensor(ends), answers, rows)
-
-
-def iter_batches(prompts: list[Prompt], max_tokens: int, pad_id: int) -> Iterator[Batch]:
-    """Batches of prompts of like length, shortest first, each of at most `max_tokens` with its padding."""
-    taken: list[Prompt] = []
-    for prompt in sorted(prompts, key=lambda prompt: len(prompt.input_ids)):
-        if taken and len(prompt.input_ids) * (len(taken) + 1) > max_tokens:
-            yield collate(taken, pad_id)
-            taken = []
-        taken.append(prompt)
-    if taken:
-        yield collate(taken, pad_id)
+def shuffled(count: int, seed: str) -> np.ndarray:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return np.array(order)

@@ -1,10 +1,6 @@
-"""The model before its first step: tokens start from meaning, layers 1 and 2 from a crude matcher of option and state.
+"""The model before its first step: tokens mean what a sentence encoder says they mean, and layer 1 takes their mean."""
 
-Layer 1 keeps a running mean of the token embeddings since the last `<|option|>` and puts it where an option ends; one
-of its heads marks all tokens after the first question's start. Layer 2 keeps a running mean of the tokens not marked,
-the state's, and puts it where a question ends. The pointer starts as the likeness of the two. All of it is trained on
-from there; from random weights the same skill took tens of thousands of rows to appear."""
-
+import hashlib
 from pathlib import Path
 
 import torch
@@ -12,126 +8,79 @@ import torch.nn.functional as F
 from tokenizer import CONTROL_TOKENS
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from wiring import HEAD_DIM, NUM_CONTROL_COMPONENTS, RMS, num_meaning, num_pooled, signal_table, wire
 
-from model import PointerModel
+from model import PointerModel, value_rows
 
 BATCH_ROWS = 512
-RMS = 0.3  # of an embedding's components: large beside one optimiser step, about as large as a layer's first outputs
-QUIET = 0.3  # times transformers' random weights, for all that is not wired here
 SMOOTHING = 1e-3  # token share at which a token's weight is a half ("smooth inverse frequency")
-MATCHED = 128  # the first components of an embedding, those matched
-# The last components of an embedding are signals, not meaning.
-CONSTANT, WEIGHT, IS_OPTION, IS_QUESTION, IS_OPTION_END, IS_QUESTION_END, PAST_STATE = range(249, 256)
-SIGNALS = {
-    "<|option|>": IS_OPTION,
-    "<|noul|>": IS_QUESTION,
-    "<|choice|>": IS_QUESTION,
-    "<|score|>": IS_QUESTION,
-    "<|end_option|>": IS_OPTION_END,
-    "<|answer|>": IS_QUESTION_END,
-}
+MATCHED = 2 * HEAD_DIM  # the first components of an embedding, those that layer 1 hands on as they are
 
 
 @torch.no_grad()
 def embed_texts(encoder_dir: Path, texts: list[str]) -> Tensor:
     """Mean-pooled sentence embeddings of all-MiniLM-L6-v2, float32 of shape (len(texts), its width)."""
     tokenizer, encoder = AutoTokenizer.from_pretrained(encoder_dir), AutoModel.from_pretrained(encoder_dir).eval()
-    pooled = []
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    pooled = torch.empty(len(texts), encoder.config.hidden_size)
     for start in range(0, len(texts), BATCH_ROWS):
-        inputs = tokenizer(texts[start : start + BATCH_ROWS], padding=True, return_tensors="pt")
+        part = order[start : start + BATCH_ROWS]
+        inputs = tokenizer([texts[i] for i in part], padding=True, truncation=True, max_length=256, return_tensors="pt")
         mask = inputs["attention_mask"][..., None]
-        pooled.append((encoder(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1))
-    return torch.cat(pooled)
+        pooled[part] = (encoder(**inputs).last_hidden_state * mask).sum(1) / mask.sum(1)
+    return pooled
 
 
-def initial_embeddings(
-    encoder_dir: Path, tokenizer: PreTrainedTokenizerBase, token_counts: Tensor, width: int
-) -> Tensor:
-    """One row per token, float32 of shape (len(token_counts), width): meaning, then the signals."""
-    texts = [str(tokenizer.decode([i])).strip() for i in range(len(token_counts))]
-    embedded = F.normalize(embed_texts(encoder_dir, texts), dim=-1)
-    shares = token_counts / token_counts.sum()
+def token_meanings(encoder_dir: Path, tokenizer: PreTrainedTokenizerBase, counts: Tensor, width: int) -> Tensor:
+    """(vocabulary, width): each token's text through the encoder, less the mean, in the directions that matter most."""
+    texts = [str(tokenizer.decode([i])).strip() for i in range(len(counts))]
+    name = hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:16]
+    kept = encoder_dir / f"tokens-{name}.pt"  # two minutes of work, the same for every run
+    if not kept.exists():
+        torch.save(embed_texts(encoder_dir, texts), kept)
+    embedded = F.normalize(torch.load(kept, weights_only=True), dim=-1)
+    shares = counts / counts.sum()
     weights = SMOOTHING / (SMOOTHING + shares)
     embedded = embedded - (embedded * shares[:, None]).sum(0)
     _, _, directions = torch.linalg.svd(embedded * weights[:, None], full_matrices=False)
-    reduced = F.normalize(embedded @ directions[:CONSTANT].T, dim=-1) * CONSTANT**0.5 * RMS
+    reduced = F.normalize(embedded @ directions[:width].T, dim=-1) * width**0.5 * RMS
     # A little noise keeps apart the spellings of a word that the encoder does not tell apart (case, leading space).
-    reduced = reduced + 0.1 * RMS * torch.randn_like(reduced)
-    table = torch.zeros(len(token_counts), width)
-    table[:, :CONSTANT] = reduced
-    table[:, WEIGHT] = 2 * weights - 1
-    for token in CONTROL_TOKENS:
-        row = table[tokenizer.convert_tokens_to_ids(token)]
-        row.normal_(std=0.03)
-        if token in SIGNALS:
-            row[SIGNALS[token]] = 1.0
-    table[:, CONSTANT] = 1.0
-    return table
-
-
-def wire_memory(net: Qwen3_5GatedDeltaNet, *, write: dict[int, float], forget: dict[int, float], read: int) -> None:
-    """Heads 0 and 1 keep a mean of the matched components: written, forgotten and read as the signals say."""
-    dim, keys = net.head_k_dim, net.key_dim
-    for head in range(2):
-        start = head * dim
-        for offset in (0, keys):  # every query and every key is one and the same direction
-            net.in_proj_qkv.weight[offset + start, CONSTANT] = 1.0
-        net.in_proj_qkv.weight[2 * keys + start :][range(dim), range(start, start + dim)] += 0.2
-        net.in_proj_z.weight[range(start, start + dim), read] = 0.3
-        net.out_proj.weight[range(start, start + dim), range(start, start + dim)] += 0.1
-        net.in_proj_a.weight[head] = 0.0
-        net.in_proj_b.weight[head] = 0.0
-        for signal, weight in write.items():
-            net.in_proj_b.weight[head, signal] = weight
-        for signal, weight in forget.items():
-            net.in_proj_a.weight[head, signal] = weight
-        net.dt_bias[head], net.A_log[head] = -7.0, 0.0
-
-
-def wire_mark(net: Qwen3_5GatedDeltaNet) -> None:
-    """Head 2 remembers whether a question has begun and says so in the component PAST_STATE."""
-    start, keys = 2 * net.head_k_dim, net.key_dim
-    for offset in (0, keys, 2 * keys):
-        net.in_proj_qkv.weight[offset + start : offset + start + net.head_k_dim] = 0.0
-        net.in_proj_qkv.weight[offset + start, CONSTANT] = 1.0
-    net.in_proj_z.weight[start, CONSTANT] = 0.5
-    net.out_proj.weight[:, start : start + net.head_k_dim] = 0.0
-    net.out_proj.weight[PAST_STATE, start] = 0.03
-    net.in_proj_a.weight[2] = 0.0
-    net.in_proj_b.weight[2] = 0.0
-    net.in_proj_b.weight[2, CONSTANT], net.in_proj_b.weight[2, IS_QUESTION] = -5.0, 8.0
-    net.dt_bias[2], net.A_log[2] = -7.0, 0.0
+    return reduced + 0.1 * RMS * torch.randn_like(reduced)
 
 
 @torch.no_grad()
 def initialise(
     model: PointerModel, encoder_dir: Path, tokenizer: PreTrainedTokenizerBase, token_counts: Tensor
 ) -> None:
-    layers = model.lm.model.layers
-    for module in layers.modules():
+    config = model.lm.config
+    for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.weight *= QUIET
-        elif isinstance(module, nn.Conv1d):
-            module.weight.normal_(std=0.05)
-            module.weight[..., -1] += 1.0  # each token sees mostly itself
-        elif isinstance(module, Qwen3_5GatedDeltaNet):
-            # transformers starts with decays that forget nearly all within one token; these last 1 to 1,000 tokens
-            step = torch.empty(module.num_v_heads).uniform_(-6.9, -2.3).exp()
-            module.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus(dt_bias) = step
-            module.A_log.uniform_(1, 16).log_()
-    wire_memory(
-        layers[0].linear_attn, write={CONSTANT: -0.85, WEIGHT: 0.6}, forget={IS_OPTION: 2.0}, read=IS_OPTION_END
-    )
-    wire_mark(layers[0].linear_attn)
-    wire_memory(
-        layers[1].linear_attn,
-        write={CONSTANT: -0.95, WEIGHT: 0.6, PAST_STATE: -12.0},
-        forget={},
-        read=IS_QUESTION_END,
-    )
-    for projection in (model.query, model.key):
-        projection.weight.normal_(std=0.005)
-        projection.weight[:, :MATCHED] += 0.7 * torch.eye(MATCHED)
-    width = model.lm.config.hidden_size
-    model.lm.model.embed_tokens.weight.copy_(initial_embeddings(encoder_dir, tokenizer, token_counts, width))
+            module.weight.normal_(std=module.in_features**-0.5)
+    for layer in model.lm.model.layers:
+        for part in ("self_attn", "linear_attn"):
+            if hasattr(layer, part):
+                (layer.self_attn.o_proj if part == "self_attn" else layer.linear_attn.out_proj).weight *= 0.5
+        layer.mlp.down_proj.weight *= 0.5
+    meanings = token_meanings(encoder_dir, tokenizer, token_counts, num_meaning(config))
+    meanings[: len(CONTROL_TOKENS)] = 0
+    start = num_pooled(config)
+    meanings[: len(CONTROL_TOKENS), start:] = 0.3 * torch.randn(len(CONTROL_TOKENS), NUM_CONTROL_COMPONENTS)
+    model.lm.model.embed_tokens.weight[:, : num_meaning(config)] = meanings
+    pool_meaning(model)
+    wire(model.lm, signal_table(tokenizer))
+
+
+def pool_meaning(model: PointerModel) -> None:
+    """Heads 0 and 1 of layer 1 hold the matched components, heads 2 and 3 their opposites: silu(x) - silu(-x) = x."""
+    net = model.lm.model.layers[0].linear_attn
+    net.conv1d.weight.normal_(std=0.1)
+    net.conv1d.weight[..., -1] += 1
+    net.in_proj_b.weight *= 0.3
+    values = net.in_proj_qkv.weight[value_rows(net, slice(0, 4))]
+    values.zero_()
+    values[:MATCHED, :MATCHED] = torch.eye(MATCHED)
+    values[MATCHED:, :MATCHED] = -torch.eye(MATCHED)
+    net.conv1d.weight[value_rows(net, slice(2, 4))] = net.conv1d.weight[value_rows(net, slice(0, 2))]
+    net.in_proj_b.weight[2:4] = net.in_proj_b.weight[0:2]
+    net.in_proj_z.weight[:] = 0.3
+    net.out_proj.weight[:MATCHED, : 2 * MATCHED] += torch.cat([torch.eye(MATCHED), -torch.eye(MATCHED)], dim=1)

@@ -1,148 +1,208 @@
-"""The trained module: transformers' Qwen3.5 weights under a forward pass for quick training on a CPU, and the head.
+"""The trained module: transformers' Qwen3.5 with the weights of wiring.py, and the pointer head.
 
-The numbers are those of transformers' own forward (see check.py); the work it saves: no padding mask, one product for
-all projections of a layer, a delta rule with few temporaries, and the last layer only at the positions read."""
+Because of the wiring a prompt's scores follow from a few positions and from each token's embedding alone, so the
+forward pass here computes no more than that. Its scores are those of transformers' forward (see check.py)."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from data import IGNORED, PAD_MULTIPLE, Batch
+from batches import Batch, Ragged
 from safetensors.torch import load_file, save_file
+from tokenizer import CONTROL_TOKENS
 from torch import Tensor, nn
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import (
     Qwen3_5Attention,
+    Qwen3_5DecoderLayer,
     Qwen3_5GatedDeltaNet,
-    Qwen3_5MLP,
     Qwen3_5RMSNorm,
-    apply_rotary_pos_emb,
+)
+from wiring import (
+    HEAD_DIM,
+    INSTRUCTION_HEADS,
+    KEPT,
+    KEY_DIM,
+    MARK_HEAD,
+    NUM_HEADS,
+    OPTION_HEADS,
+    ROTATED,
+    SEGMENT_HEADS,
+    SENTENCE_HEADS,
+    channels,
+    num_pooled,
+    signal,
 )
 
-CHUNK = PAD_MULTIPLE  # most prompts have 40 to 120 tokens, and transformers' 64 would pad them to twice that
-HEAD_DIM = 128  # of the pointer
+POINTER_DIM = 128
+SCALE = KEY_DIM**-0.5  # a delta net's output is so much of the sum of its values
+LAYERS = {"d": "linear_attention", "f": "full_attention"}
 
 
-def build_config(vocab_size: int, pad_token_id: int) -> Qwen3_5TextConfig:
+def build_config(vocab_size: int, layers: str = "ddffd", hidden_size: int = 256, inner: int = 384) -> Qwen3_5TextConfig:
+    """layers: d for a gated delta net, f for full attention."""
     return Qwen3_5TextConfig(
         vocab_size=vocab_size,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        hidden_size=hidden_size,
+        intermediate_size=inner,
+        num_hidden_layers=len(layers),
+        layer_types=[LAYERS[letter] for letter in layers],
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=64,
-        linear_num_key_heads=3,
-        linear_num_value_heads=3,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
+        head_dim=HEAD_DIM,
+        linear_num_key_heads=1,
+        linear_num_value_heads=NUM_HEADS,
+        linear_key_head_dim=KEY_DIM,
+        linear_value_head_dim=HEAD_DIM,
         max_position_embeddings=16384,
+        rms_norm_eps=1e-14,  # layer 1 reads what it has kept of a sentence, which is little
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [6, 5, 5],
+            "partial_rotary_factor": ROTATED / HEAD_DIM,
+            "mrope_section": [2, 1, 1],
             "mrope_interleaved": True,
         },
         tie_word_embeddings=True,
-        pad_token_id=pad_token_id,
+        pad_token_id=0,
         bos_token_id=None,
         eos_token_id=None,
     )
 
 
-class UnitLowerInverse(torch.autograd.Function):
-    """Inverse of unit lower triangular matrices (..., n, n); the diagonal and what is above it are not read."""
+class RMSNorm(torch.autograd.Function):
+    """weight * x / rms(x) over the last dimension, in a third of the passes over memory that autograd's own takes."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, matrix: Tensor) -> Tensor:
-        eye = torch.eye(matrix.shape[-1]).expand_as(matrix)
-        inverse: Tensor = torch.linalg.solve_triangular(matrix, eye, upper=False, unitriangular=True)
-        ctx.save_for_backward(inverse)
-        return inverse
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
-        (inverse,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        transposed = inverse.transpose(-1, -2)
-        result: Tensor = -(transposed @ grad @ transposed).tril_(-1)
-        return result
-
-
-def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """The chunked gated delta rule, for as many key heads as value heads.
-
-    `query`, `key`, `value`: (chunks, B, H, CHUNK, d), query and key normalised; `decay` (log, per token) and `beta`:
-    (chunks, B, H, CHUNK, 1). Returns (chunks, B, H, CHUNK, d)."""
-    decay = decay.cumsum(-2)
-    pairwise = (decay - decay.transpose(-1, -2)).masked_fill(torch.ones(CHUNK, CHUNK).triu(1).bool(), -torch.inf).exp()
-    key_t = key.transpose(-1, -2)
-    inverse = UnitLowerInverse.apply((key @ key_t) * pairwise * beta) * beta.transpose(-1, -2)
-    intra = (query @ key_t) * pairwise
-    since_start, until_end = decay.exp(), (decay[..., -1:, :] - decay).exp()
-    chunk_decay = since_start[..., -1:, :]
-
-    parts = zip(query, key, key_t, value, inverse, intra, since_start, until_end, chunk_decay, strict=True)
-    outputs, state = [], None
-    for q, k, k_t, v, inv, within, since, until, whole in parts:
-        if state is None:
-            new = inv @ v
-            outputs.append(within @ new)
-            state = k_t @ (new * until)
-        else:
-            new = inv @ (v - (k @ state) * since)
-            outputs.append(torch.addcmul(within @ new, q @ state, since))
-            state = torch.addcmul(k_t @ (new * until), state, whole)
-    return torch.stack(outputs)
-
-
-def normalise(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        unit = x * scale
+        of_weight = torch.einsum("nd,nd->d", grad.flatten(0, -2), unit.flatten(0, -2))
+        grad = grad * weight
+        along = torch.linalg.vecdot(grad, unit)[..., None].div_(x.shape[-1])
+        return grad.addcmul_(unit, along, value=-1).mul_(scale), of_weight, None
 
 
 def rms_norm(norm: Qwen3_5RMSNorm, x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], 1.0 + norm.weight, norm.eps)
+    normed: Tensor = RMSNorm.apply(x, 1.0 + norm.weight, norm.eps)
+    return normed
 
 
-def feed_forward(mlp: Qwen3_5MLP, x: Tensor) -> Tensor:
-    gate, up = F.linear(x, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, mlp.down_proj.weight)
+def feed_forward(layer: Qwen3_5DecoderLayer, x: Tensor) -> Tensor:
+    """x with the layer's MLP added."""
+    normed, mlp = rms_norm(layer.post_attention_layernorm, x), layer.mlp
+    return x + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
 
 
-def delta_net(net: Qwen3_5GatedDeltaNet, x: Tensor) -> Tensor:
-    """x: (B, T, hidden), T a multiple of CHUNK."""
-    batch, length, _ = x.shape
-    heads, dim, chunks = net.num_v_heads, net.head_v_dim, length // CHUNK
-    weights = [net.in_proj_qkv.weight, net.in_proj_z.weight, net.in_proj_b.weight, net.in_proj_a.weight]
-    sizes = [len(weight) for weight in weights]
-    qkv, z, b, a = torch.split_with_sizes(F.linear(x, torch.cat(weights)), sizes, dim=-1)
-    # As a channels-last 2-D convolution: half the time of the 1-D one
-    padded = F.pad(qkv, (0, 0, net.conv_kernel_size - 1, 0)).transpose(1, 2)[:, :, None]
-    qkv = F.silu(F.conv2d(padded, net.conv1d.weight[:, :, None], groups=net.conv_dim)[:, :, 0].transpose(1, 2))
-    query, key, value = qkv.reshape(batch, chunks, CHUNK, 3, heads, dim).permute(3, 1, 0, 4, 2, 5).contiguous()
-    decay = -net.A_log.exp() * F.softplus(a + net.dt_bias)
-    decay, beta = (y.reshape(batch, chunks, CHUNK, heads, 1).permute(1, 0, 3, 2, 4) for y in (decay, b.sigmoid()))
-    out = gated_delta_rule(normalise(query) * dim**-0.5, normalise(key), value, decay, beta)
-    out = out.permute(1, 0, 3, 2, 4).reshape(batch, length, heads, dim)
-    out = F.rms_norm(out, (dim,), net.norm.weight, net.norm.variance_epsilon).flatten(2)
-    return F.linear(out * F.silu(z), net.out_proj.weight)
+def gated(net: Qwen3_5GatedDeltaNet, heads: slice, sums: Tensor, gate: Tensor, eps: float) -> Tensor:
+    """sums (N, heads * HEAD_DIM): what the net's heads hold; gate the same. Returns what they add to the stream."""
+    normed = RMSNorm.apply(sums.unflatten(-1, (-1, HEAD_DIM)), net.norm.weight, eps).flatten(1)
+    return F.linear(normed * F.silu(gate), net.out_proj.weight[:, channels(heads)])
 
 
-def attention_at(attention: Qwen3_5Attention, x: Tensor, reads: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention whose queries stand at `reads` (B, R) only. Returns (B, R, hidden)."""
-    batch, num_reads = reads.shape
-    dim, (cos, sin) = attention.head_dim, rope
-    at_reads = x.gather(1, reads[..., None].expand(-1, -1, x.shape[-1]))
-    query, gate = attention.q_proj(at_reads).view(batch, num_reads, -1, 2 * dim).chunk(2, dim=-1)
-    query = rms_norm(attention.q_norm, query).transpose(1, 2)
-    key = rms_norm(attention.k_norm, attention.k_proj(x).unflatten(-1, (-1, dim))).transpose(1, 2)
-    value = attention.v_proj(x).unflatten(-1, (-1, dim)).transpose(1, 2)
-    key, _ = apply_rotary_pos_emb(key, key, cos, sin)  # type: ignore[no-untyped-call]
-    query, _ = apply_rotary_pos_emb(query, query, cos[0, reads], sin[0, reads])  # type: ignore[no-untyped-call]
-    is_seen = torch.arange(x.shape[1]) <= reads[:, None, :, None]  # (B, 1, R, T)
-    out = F.scaled_dot_product_attention(query, key, value, attn_mask=is_seen, enable_gqa=True)
-    return F.linear(out.transpose(1, 2).flatten(2) * gate.flatten(2).sigmoid(), attention.o_proj.weight)
+def value_rows(net: Qwen3_5GatedDeltaNet, heads: slice) -> slice:
+    return slice(2 * KEY_DIM + heads.start * HEAD_DIM, 2 * KEY_DIM + heads.stop * HEAD_DIM)
+
+
+class Pooling:
+    """Layer 1's delta net for one batch: weighted sums over segments and sentences."""
+
+    def __init__(self, layer: Qwen3_5DecoderLayer, embedded: Tensor, is_text: Tensor) -> None:
+        """embedded (V, hidden) of the batch's vocabulary, is_text (V, 1)."""
+        self.net: Qwen3_5GatedDeltaNet = layer.linear_attn
+        self.norm = layer.input_layernorm
+        normed = rms_norm(self.norm, embedded)
+        heads, num = slice(0, SENTENCE_HEADS.stop), num_pooled(self.net_config(layer))
+        values = F.linear(normed[:, :num], self.net.in_proj_qkv.weight[value_rows(self.net, heads), :num]) * is_text
+        self.values = F.pad(values, (0, 0, 0, 1))  # the last row: no token
+        logits = F.linear(normed, self.net.in_proj_b.weight[heads])
+        self.write = F.pad(F.logsigmoid(logits), (0, 0, 0, 1), value=-1e4)
+        self.keep = F.pad(F.logsigmoid(-logits), (0, 0, 0, 1))
+        self.eps: float = layer.input_layernorm.eps
+
+    @staticmethod
+    def net_config(layer: Qwen3_5DecoderLayer) -> Qwen3_5TextConfig:
+        return layer.mlp.config
+
+    def sums(self, heads: slice, places: Ragged, ends: Tensor, target: Tensor, count: int) -> Tensor:
+        """Of the places' values, into (count, heads * HEAD_DIM); target (L,): `count` where a place has none."""
+        filters = self.net.conv1d.weight[value_rows(self.net, heads), 0]
+        own = F.embedding(places.tokens, self.values[:, channels(heads)])
+        mixed = own[2:] * filters[:, -1] + own[1:-1] * filters[:, -2] + own[:-2] * filters[:, -3]  # from place 2 on
+        kept = self.keep[:, heads][places.tokens].cumsum(0)
+        weights = ((self.write[:, heads][places.tokens] + kept[ends] - kept).exp() * SCALE)[2:]
+        weighted = (F.silu(mixed).unflatten(-1, (-1, HEAD_DIM)) * weights[..., None]).flatten(1)
+        return mixed.new_zeros(count + 1, mixed.shape[-1]).index_add(0, target[2:], weighted)[:count]
+
+    def read(self, heads: slice, sums: Tensor, ends: Tensor, eps: float) -> Tensor:
+        """ends (N, hidden): the embeddings of the tokens where the sums are read."""
+        gate = F.linear(rms_norm(self.norm, ends), self.net.in_proj_z.weight[channels(heads)])
+        return ends + gated(self.net, heads, sums, gate, eps)
+
+    def mark(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x with the component that says that the state is over."""
+        heads = slice(MARK_HEAD, MARK_HEAD + 1)
+        gate = F.linear(rms_norm(self.norm, ends), self.net.in_proj_z.weight[channels(heads)])
+        return x + F.linear(F.silu(gate), self.net.out_proj.weight[:, channels(heads)])
+
+
+def hand_on(net: Qwen3_5GatedDeltaNet, x: Tensor, batch: Batch, eps: float) -> Tensor:
+    """A later delta net at the positions of the questions: x (Q + O + Q, hidden), normed. Returns what it adds."""
+    num_rows, num_options = len(batch), len(batch.question)
+    instructions, options, answers = torch.split_with_sizes(x, [num_rows, num_options, num_rows])
+    told = F.silu(F.linear(instructions, net.in_proj_qkv.weight[value_rows(net, INSTRUCTION_HEADS)]))
+    rows = torch.arange(num_rows, device=x.device)
+    listeners = torch.cat([rows, batch.question, rows])
+    gate = F.linear(x, net.in_proj_z.weight[channels(INSTRUCTION_HEADS)])
+    added = gated(net, INSTRUCTION_HEADS, told.index_select(0, listeners), gate, eps)
+
+    values = F.silu(F.linear(options, net.in_proj_qkv.weight[value_rows(net, OPTION_HEADS)]))
+    logits = F.linear(options, net.in_proj_b.weight[OPTION_HEADS])
+    kept = F.logsigmoid(-logits).cumsum(0)
+    weights = (F.logsigmoid(logits) + kept[batch.last_option[batch.question]] - kept).exp() * SCALE
+    weighted = (values.unflatten(-1, (-1, HEAD_DIM)) * weights[..., None]).flatten(1)
+    sums = x.new_zeros(num_rows, values.shape[-1]).index_add(0, batch.question, weighted)
+    gate = F.linear(answers, net.in_proj_z.weight[channels(OPTION_HEADS)])
+    heard = gated(net, OPTION_HEADS, sums, gate, eps)
+    return torch.cat([added[: num_rows + num_options], added[num_rows + num_options :] + heard])
+
+
+def attend(attention: Qwen3_5Attention, x: Tensor, tokens: Tensor, batch: Batch, is_last: bool) -> Tensor:
+    """Full attention of the positions x (P, hidden) over the state; tokens (V, hidden): the embeddings of the batch's
+    vocabulary; both normed. Returns what it adds, of the questions' positions alone if no later layer asks for more."""
+    num_keys, groups = attention.k_proj.out_features // HEAD_DIM, attention.num_key_value_groups
+    first_summary = len(x) - batch.num_sentences - len(batch)
+    asking = x[:first_summary] if is_last else x
+    query, gate = attention.q_proj(asking).unflatten(-1, (-1, 2 * HEAD_DIM)).chunk(2, dim=-1)
+    query = rms_norm(attention.q_norm, query)
+
+    def keys_values(of: Tensor) -> tuple[Tensor, Tensor]:
+        key = rms_norm(attention.k_norm, attention.k_proj(of).unflatten(-1, (-1, HEAD_DIM))).flatten(1)
+        return key, attention.v_proj(of)
+
+    sides = zip(keys_values(tokens), keys_values(x[first_summary:]), strict=True)
+    key, value = (
+        torch.cat([F.embedding(batch.keys, of_token), F.embedding(batch.summaries, of_summary)], dim=1)
+        .unflatten(-1, (num_keys, HEAD_DIM))
+        .transpose(1, 2)
+        for of_token, of_summary in sides
+    )  # (Q, num_keys, T + N, HEAD_DIM)
+    padded = F.pad(query.flatten(1), (0, 0, 0, len(x) + 1 - len(asking)))
+    rows, longest = batch.asked.shape
+    query = F.embedding(batch.asked, padded).view(rows, longest, num_keys, groups, HEAD_DIM).permute(0, 2, 3, 1, 4)
+    scores = query.reshape(rows, num_keys, groups * longest, HEAD_DIM) @ key.transpose(-1, -2) * HEAD_DIM**-0.5
+    scores = scores.view(rows, num_keys, groups, longest, -1).masked_fill(batch.hidden[:, None, None], -1e4)
+    mixed = scores.softmax(-1).view(rows, num_keys, groups * longest, -1) @ value
+    mixed = mixed.view(rows, num_keys * groups, longest, HEAD_DIM).transpose(1, 2).reshape(rows * longest, -1)
+    mixed = mixed.index_select(0, batch.place[: len(asking)])
+    return F.linear(mixed * gate.flatten(1).sigmoid(), attention.o_proj.weight)
 
 
 class PointerModel(nn.Module):
@@ -151,30 +211,53 @@ class PointerModel(nn.Module):
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
         self.lm = Qwen3_5ForCausalLM(config)
-        self.query = nn.Linear(config.hidden_size, HEAD_DIM, bias=False)
-        self.key = nn.Linear(config.hidden_size, HEAD_DIM, bias=False)
+        self.query = nn.Linear(config.hidden_size, POINTER_DIM, bias=False)
+        self.key = nn.Linear(config.hidden_size, POINTER_DIM, bias=False)
 
-    def hidden_states(self, input_ids: Tensor, reads: Tensor) -> Tensor:
-        """The last hidden states at `reads`: (B, R, hidden). `input_ids` are padded to a multiple of CHUNK."""
-        lm = self.lm.model
-        x = lm.embed_tokens(input_ids)
-        *layers, last = lm.layers
-        for layer in layers:
-            x = x + delta_net(layer.linear_attn, rms_norm(layer.input_layernorm, x))
-            x = x + feed_forward(layer.mlp, rms_norm(layer.post_attention_layernorm, x))
-        rope = lm.rotary_emb(x, torch.arange(x.shape[1])[None])
-        out = attention_at(last.self_attn, rms_norm(last.input_layernorm, x), reads, rope)
-        x = x.gather(1, reads[..., None].expand_as(out)) + out
-        x = x + feed_forward(last.mlp, rms_norm(last.post_attention_layernorm, x))
-        return rms_norm(lm.norm, x)
+    def gather(self, batch: Batch, embedded: Tensor) -> Tensor:
+        """The stream after layer 1 at every position: (P, hidden)."""
+        layer = self.lm.model.layers[0]
+        pooling = Pooling(layer, embedded, (batch.vocabulary >= len(CONTROL_TOKENS))[:, None])
+        eps, sentence_eps = pooling.eps, pooling.eps / KEPT**2
+        texts, states, count = batch.questions, batch.states, len(batch)
+        end_state, answer = embedded[batch.controls].split(1)
+
+        ends = embedded.index_select(0, batch.ends)
+        sums = pooling.sums(SEGMENT_HEADS, texts, texts.ends, texts.segment, len(ends))
+        asked = torch.cat([pooling.read(SEGMENT_HEADS, sums, ends, eps), answer])
+        asked = feed_forward(layer, pooling.mark(asked, torch.cat([ends, answer])))
+        answers = asked[-1:].expand(count, -1)
+
+        ends = embedded.index_select(0, batch.sentence_tokens)
+        sums = pooling.sums(SENTENCE_HEADS, states, batch.sentence_ends, batch.sentence_of, batch.num_sentences)
+        sentences = pooling.read(SENTENCE_HEADS, sums, ends, sentence_eps)
+        sums = pooling.sums(SEGMENT_HEADS, states, states.ends, states.segment, count)
+        summaries = torch.cat([sentences, pooling.read(SEGMENT_HEADS, sums, end_state.expand(count, -1), eps)])
+        texts_of = torch.cat([batch.instructions_of, batch.options_of])
+        return torch.cat([asked.index_select(0, texts_of), answers, feed_forward(layer, summaries)])
 
     def forward(self, batch: Batch) -> Tensor:
-        """Returns scores of shape (Q, N), -inf where a question has fewer than N options."""
-        hidden = self.hidden_states(batch.input_ids, batch.reads).flatten(0, 1)
-        keys = self.key(hidden[batch.options.clamp(min=0)])  # (Q, N, k)
-        queries = self.query(hidden[batch.ends])  # (Q, k)
-        scores: Tensor = torch.einsum("qnk,qk->qn", keys, queries) * HEAD_DIM**-0.5
-        return scores.masked_fill(batch.options == IGNORED, -torch.inf)
+        """Returns scores of shape (Q, K), -inf where a row has fewer than K options."""
+        lm = self.lm.model
+        embedded = lm.embed_tokens(batch.vocabulary)
+        x = self.gather(batch, embedded)
+        kinds = lm.config.layer_types
+        last_full = max(i for i, kind in enumerate(kinds) if kind == LAYERS["f"])
+        num_asking = 2 * len(batch) + len(batch.question)
+        for i, layer in enumerate(lm.layers[1:], start=1):
+            normed = rms_norm(layer.input_layernorm, x)
+            if kinds[i] == LAYERS["f"]:
+                added = attend(layer.self_attn, normed, rms_norm(layer.input_layernorm, embedded), batch, i == last_full)
+                x = x[: len(added)] + added
+            else:
+                added = hand_on(layer.linear_attn, normed[:num_asking], batch, layer.input_layernorm.eps)
+                x = torch.cat([x[:num_asking] + added, x[num_asking:]])
+            x = feed_forward(layer, x)
+        hidden = rms_norm(lm.norm, x)
+        keys = F.pad(self.key(hidden[len(batch) : len(batch) + len(batch.question)]), (0, 0, 0, 1))
+        queries = self.query(hidden[len(batch) + len(batch.question) :])
+        scores = (F.embedding(batch.options, keys) @ queries[..., None])[..., 0] * POINTER_DIM**-0.5
+        return scores.masked_fill(batch.options == len(batch.question), -torch.inf)
 
 
 def save_model(model: PointerModel, model_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE tokenizer of the checkpoint on the training rows; owns the list of control tokens."""
+"""Trains the byte-level BPE tokenizer of the checkpoint; owns the control tokens and the shape of a segment's end."""
 
 import argparse
 import json
@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data import Row, read_rows
+from data import Row, json_text, read_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 PAD = "<|pad|>"
 CONTROL_TOKENS = (
     PAD,
     "<|state|>",
+    "<|end_state|>",
+    "<|question|>",
     "<|noul|>",
     "<|choice|>",
     "<|score|>",
@@ -20,32 +22,34 @@ CONTROL_TOKENS = (
     "<|description|>",
     "<|end_option|>",
     "<|answer|>",
+    "<|vision_start|>",  # pictures in the state; a vision tower may be trained against this model
+    "<|image_pad|>",
+    "<|vision_end|>",
 )
 # Words (split at a camelCase hump, so that label spellings share their tokens), single digits, marks, white space.
 WORD_PATTERN = r" ?\p{Lu}?\p{Ll}+| ?\p{Lu}+(?!\p{Ll})| ?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+BOUNDARY = re.compile(r'[.!?;\n]|,"|"\}|"\]')  # a token with one of these in it ends a sentence or a JSON field
 MAX_LENGTH = 16384  # tokens, the model's max_position_embeddings
+WORD_REPEATS = 6  # times each word of the encoder's vocabulary is shown beside the texts
 
 
 def iter_texts(rows: list[Row]) -> Iterator[str]:
     """Every text of the rows once: states, instructions, labels and descriptions."""
     seen: set[str] = set()
-
-    def walk(value: object) -> Iterator[str]:
-        if isinstance(value, str) and value not in seen:
-            seen.add(value)
-            yield value
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                yield from walk(key)
-                yield from walk(item)
-        elif isinstance(value, list):
-            for item in value:
-                yield from walk(item)
-
     for row in rows:
-        yield from walk([row.state, row.instructions, list(row.options), list(row.descriptions)])
-        if isinstance(row.state, dict):  # the punctuation of compact JSON too
-            yield json.dumps(row.state, ensure_ascii=False, separators=(",", ":"))
+        for text in (row.state, row.instructions, *row.options, *row.descriptions):
+            if text is not None and (string := json_text(text)) not in seen:
+                seen.add(string)
+                yield string
+
+
+def iter_words(encoder_dir: Path) -> Iterator[str]:
+    """The whole words of the encoder's vocabulary, so that common words the rows lack are single tokens too."""
+    vocab = json.loads((encoder_dir / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    for word in vocab:
+        if re.fullmatch(r"[a-zà-ÿ]{3,}", word):
+            for _ in range(WORD_REPEATS):
+                yield f" {word}"
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -82,10 +86,12 @@ def save_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder of decisions-{train,dev,test}.jsonl.gz")
+    parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2, for its list of words")
     parser.add_argument("--model", type=Path, default=Path("model"), help="folder to write to (default: model)")
-    parser.add_argument("--vocab-size", type=int, default=8192, help="tokens, control tokens included (default: 8192)")
+    parser.add_argument("--vocab-size", type=int, default=24576, help="tokens, control tokens included (default: 24576)")
     args = parser.parse_args()
-    tokenizer = train_tokenizer(iter_texts(read_rows(args.data, "train")), args.vocab_size)
+    texts = [*iter_texts(read_rows(args.data, "train")), *iter_words(args.encoder)]
+    tokenizer = train_tokenizer(iter(texts), args.vocab_size)
     save_tokenizer(tokenizer, args.model)
     print(f"tokenizer: vocab_size={tokenizer.get_vocab_size()}")
 

@@ -1,95 +1,139 @@
-"""Trains the checkpoint: intent sets first, where matching is learnt, then every set. Resumes from its run folder."""
+"""Trains the starter: rows in, a run folder out. Stop it at any time; started again with the same flags it goes on."""
 
 import argparse
 import ctypes
 import json
 import os
-import random
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch loads: spinning threads starve whoever shares the cores
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from data import Batch, Prompt, Renderer, Row, iter_batches, read_rows
-from evaluate import score_prompts, summarise
+from batches import Batch, Batcher
+from data import TYPES, Row, Rows, Segments, number_rows, parse_row, read_raw, read_rows, shuffled
 from initial import initialise
-from sampling import INTENT_SETS, Stream, sample_groups
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from wiring import free_entries, is_boundary, signal_table, wire
 
 from model import PointerModel, build_config
 
-WINDOW_ROWS = 2048  # rows drawn, rendered, sorted by length and batched together; a run stops and resumes between two
+WINDOW_BATCHES = 64  # batches drawn together and cut by length; a run stops and resumes between two windows
 BETAS, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.98), 0.05, 1.0
-WARM_UP_ROWS = 2048
-COUNTED_ROWS = 8000  # whose tokens are counted, to tell the frequent from the telling ones
-DECAY_SHARE = 0.25  # of all rows
-EVAL_EVERY = 4  # windows
-EVAL_ROWS = 600  # dev rows, the same ones every time
-UNIT = {"noul": 1.0, "choice": 1.0, "score": 1.0}  # temperatures of a model in training
+EVAL_BATCH = 256  # rows
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does; saved beside it. Only `rows` may change when a run is resumed: it moves the final decay."""
+    """What a run does; saved beside it. Only `epochs` may change when a run is resumed: it moves the decay."""
 
-    rows: int  # questions drawn in all
-    intent_rows: int  # the first ones come from the intent sets alone
+    epochs: float
+    batch_rows: int
     lr: float
-    batch_tokens: int
+    embedding_lr: float
+    drop: float
+    bare: float
+    layers: str
+    hidden: int
+    inner: int
     seed: int
+    hold_out: tuple[str, ...]
 
-    def lr_at(self, num_rows: int) -> float:
-        """Warm-up, then constant, then down to nothing over the last quarter."""
-        warm_up = min(1.0, (num_rows + WINDOW_ROWS / 2) / WARM_UP_ROWS)
-        left = max(0.0, self.rows - num_rows - WINDOW_ROWS / 2) / (DECAY_SHARE * self.rows)
-        return self.lr * min(warm_up, left, 1.0)
+    def lr_at(self, share: float) -> float:
+        """Of the peak, by the share of the run that is done: a short warm-up, flat, then down over the second half."""
+        return min(1.0, share * 50 + 0.02, (1.0 - share) * 2 + 0.01)
+
+
+class Corpus:
+    """The rows of a run as segments: training rows and dev rows."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, train: list[Row], dev: list[Row], model_dir: Path) -> None:
+        self.tokenizer = tokenizer
+        segments = Segments(Tokenizer.from_file(str(model_dir / "tokenizer.json")))
+        self.train, self.dev = number_rows(train, segments), number_rows(dev, segments)
+        segments.numbers.clear()
+        boundary = is_boundary(tokenizer).numpy()
+        self.train_batcher = Batcher(self.train, segments, boundary)
+        self.dev_batcher = Batcher(self.dev, segments, boundary)
+        self.signals = signal_table(tokenizer)
+
+    def token_counts(self) -> Tensor:
+        segments = self.train_batcher.segments
+        return torch.bincount(torch.from_numpy(segments.tokens.astype(np.int64)), minlength=len(self.tokenizer))
 
 
 def make_optimizer(model: PointerModel) -> torch.optim.AdamW:
     """No weight decay on norms, biases, decays and the embeddings, which start from a meaning worth keeping."""
-    decayed = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in name]
-    kept = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed_tokens" in name]
-    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
+    embedding = model.lm.model.embed_tokens.weight
+    others = [p for p in model.parameters() if p is not embedding]
+    groups = [
+        {"params": [p for p in others if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in others if p.dim() != 2], "weight_decay": 0.0},
+        {"params": [embedding], "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, betas=BETAS, fused=True)
 
 
-def draw_window(stream: Stream, index: int, plan: Plan, renderer: Renderer) -> list[Batch]:
-    rng = random.Random(f"{plan.seed}-{index}")
-    rows = stream.take(index * WINDOW_ROWS, WINDOW_ROWS)
-    prompts = [renderer.render(group) for group in sample_groups(rows, stream, rng)]
-    batches = list(iter_batches(prompts, plan.batch_tokens, renderer.pad_id))
-    rng.shuffle(batches)
-    return batches
-
-
 def train_window(
-    model: PointerModel, optimizer: torch.optim.AdamW, batches: list[Batch], lr: float
-) -> tuple[float, int]:
-    """Returns the mean loss and the number of tokens, padding included."""
-    losses: list[float] = []
-    num_tokens = 0
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    for batch in batches:
+    model: PointerModel, optimizer: torch.optim.AdamW, corpus: Corpus, plan: Plan, window: int, num_windows: int
+) -> dict[str, float]:
+    """Returns figures for the log."""
+    began, num_rows, losses = time.monotonic(), 0, []
+    free = free_entries(model.lm, corpus.signals)
+    rng = np.random.default_rng([plan.seed, window])
+    size = WINDOW_BATCHES * plan.batch_rows
+    epoch, start = divmod(window * size, len(corpus.train))
+    orders = [shuffled(len(corpus.train), f"{plan.seed}-{e}") for e in (epoch, epoch + 1)]
+    numbers = np.concatenate(orders)[start : start + size]
+    batches = corpus.train_batcher.slices(numbers, plan.batch_rows)
+    rng.shuffle(batches)
+    for i, numbers in enumerate(batches):
+        scale = plan.lr_at((window + i / len(batches)) / num_windows)
+        for group in optimizer.param_groups:
+            is_embedding = group is optimizer.param_groups[-1]
+            group["lr"] = (plan.embedding_lr if is_embedding else plan.lr) * scale
+        batch = corpus.train_batcher.batch(numbers, rng, plan.drop, plan.bare)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(batch), batch.answers)
         torch.autograd.backward(loss)
+        for name, mask in free.items():
+            gradient = model.lm.get_parameter(name).grad
+            if gradient is not None:
+                gradient.mul_(mask)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
+        wire(model.lm, corpus.signals)
         losses.append(loss.item())
-        num_tokens += batch.input_ids.numel()
-    return sum(losses) / len(losses), num_tokens
+        num_rows += len(batch)
+    return {"loss": sum(losses) / len(losses), "lr": plan.lr * scale, "rows_per_s": num_rows / (time.monotonic() - began)}
 
 
-def dev_accuracy(model: PointerModel, prompts: list[Prompt], pad_id: int) -> dict[str, float]:
-    """Accuracy on the choice rows of the intent sets, then per type."""
-    scored = score_prompts(model, prompts, pad_id)
-    parts = {"intents": [one for one in scored if one.row.type == "choice" and one.row.dataset in INTENT_SETS]}
-    for kind in UNIT:
-        parts[kind] = [one for one in scored if one.row.type == kind]
-    return {name: round(summarise(part, UNIT)["accuracy"], 3) for name, part in parts.items()}
+@torch.no_grad()
+def right_answers(model: PointerModel, batcher: Batcher) -> tuple[np.ndarray, float]:
+    """Whether each row's best option is the right one, (N,) bool, and the mean loss."""
+    right, losses = np.zeros(len(batcher.rows), bool), 0.0
+    for batch in batcher.batches(np.arange(len(batcher.rows)), EVAL_BATCH):
+        scores = model(batch)
+        right[batch.rows] = (scores.argmax(-1) == batch.answers).numpy()
+        losses += F.cross_entropy(scores, batch.answers, reduction="sum").item()
+    return right, losses / len(right)
+
+
+def dev_table(rows: Rows, right: np.ndarray) -> str:
+    """Accuracy per set and type, in one line a set."""
+    lines = []
+    for number, name in enumerate(rows.names):
+        cells = []
+        for kind in range(len(TYPES)):
+            chosen = (rows.dataset == number) & (rows.type == kind)
+            cells.append(f"{right[chosen].mean():6.2f}" if chosen.any() else "     -")
+        lines.append(f"  {name:22s} {' '.join(cells)}")
+    return "\n".join(lines)
 
 
 def keep_freed_memory() -> None:
@@ -102,25 +146,15 @@ def keep_freed_memory() -> None:
     libc.mallopt(m_top_pad, 256 << 20)
 
 
-def count_tokens(renderer: Renderer, rows: list[Row], seed: int) -> torch.Tensor:
-    sample = random.Random(seed).sample(rows, COUNTED_ROWS)
-    token_ids = [token for row in sample for token in renderer.render([row]).input_ids]
-    return torch.bincount(torch.tensor(token_ids), minlength=renderer.vocab_size)
-
-
 def save_run(run_dir: Path, model: PointerModel, optimizer: torch.optim.AdamW, window: int) -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "window": window}
     torch.save(state, run_dir / "next.pt")
     (run_dir / "next.pt").replace(run_dir / "last.pt")  # a stop while writing leaves the old one whole
 
 
-def run(plan: Plan, data_dir: Path, model_dir: Path, run_dir: Path, encoder_dir: Path) -> None:
-    renderer = Renderer(model_dir)
-    stream = Stream(read_rows(data_dir, "train"), plan.intent_rows, plan.seed)
-    dev_rows = random.Random(plan.seed).sample(read_rows(data_dir, "dev"), EVAL_ROWS)
-    dev = [renderer.render([row]) for row in dev_rows]
+def run(plan: Plan, corpus: Corpus, run_dir: Path, encoder_dir: Path) -> None:
     torch.manual_seed(plan.seed)
-    model = PointerModel(build_config(renderer.vocab_size, renderer.pad_id))
+    model = PointerModel(build_config(len(corpus.tokenizer), plan.layers, plan.hidden, plan.inner))
     first, last = 0, run_dir / "last.pt"
     optimizer = make_optimizer(model)
     if last.exists():
@@ -129,36 +163,49 @@ def run(plan: Plan, data_dir: Path, model_dir: Path, run_dir: Path, encoder_dir:
         optimizer.load_state_dict(state["optimizer"])
         first = state["window"]
     else:
-        initialise(model, encoder_dir, renderer.tokenizer, count_tokens(renderer, stream.rows, plan.seed))
+        initialise(model, encoder_dir, corpus.tokenizer, corpus.token_counts())
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n")
-    for window in range(first, plan.rows // WINDOW_ROWS):
-        began = time.monotonic()
-        lr = plan.lr_at(window * WINDOW_ROWS)
-        loss, num_tokens = train_window(model, optimizer, draw_window(stream, window, plan, renderer), lr)
-        speed = num_tokens / (time.monotonic() - began)
-        print(f"rows={(window + 1) * WINDOW_ROWS} loss={loss:.4f} lr={lr:.2e} tokens_per_s={speed:.0f}", flush=True)
-        if (window + 1) % EVAL_EVERY == 0:
-            print(f"dev: rows={(window + 1) * WINDOW_ROWS} {dev_accuracy(model, dev, renderer.pad_id)}", flush=True)
+    num_windows = round(plan.epochs * len(corpus.train) / (WINDOW_BATCHES * plan.batch_rows))
+    for window in range(first, num_windows):
+        figures = train_window(model, optimizer, corpus, plan, window, num_windows)
+        right, figures["dev_loss"] = right_answers(model, corpus.dev_batcher)
+        figures |= {name: right[corpus.dev.type == kind].mean() for kind, name in enumerate(TYPES)}
+        text = " ".join(f"{name}={value:.4g}" for name, value in figures.items())
+        print(f"{time.strftime('%H:%M:%S')} window={window + 1}/{num_windows} {text}", flush=True)
+        if (window + 1) % 8 == 0 or window + 1 == num_windows:
+            print(dev_table(corpus.dev, right), flush=True)
         save_run(run_dir, model, optimizer, window + 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="folder of decisions-{train,dev,test}.jsonl.gz")
+    parser.add_argument("--data", type=Path, required=True, help="folder of decisions-{train,dev}.jsonl.gz")
+    parser.add_argument("--extra", type=Path, nargs="*", default=[], help="more training rows: .jsonl or .jsonl.gz")
     parser.add_argument("--run", type=Path, required=True, help="folder of this run; resumes if it holds last.pt")
-    parser.add_argument("--model", type=Path, default=Path("model"), help="tokenizer, templates (default: model)")
+    parser.add_argument("--model", type=Path, default=Path("model"), help="folder of the tokenizer (default: model)")
     parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2, read at the start")
-    parser.add_argument("--rows", type=int, default=38_912, help="questions to draw in all (default: 38912)")
-    parser.add_argument("--intent-rows", type=int, default=18_432, help="first, intents alone (default: 18432)")
+    parser.add_argument("--epochs", type=float, default=4.0, help="passes over the rows (default: 4)")
+    parser.add_argument("--batch-rows", type=int, default=128, help="rows of a batch (default: 128)")
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate (default: 0.001)")
-    parser.add_argument("--batch-tokens", type=int, default=2048, help="most tokens of a batch (default: 2048)")
+    parser.add_argument("--embedding-lr", type=float, default=1e-3, help="the same for the embeddings (default: 0.001)")
+    parser.add_argument("--drop", type=float, default=0.1, help="share of text tokens left out (default: 0.1)")
+    parser.add_argument("--bare", type=float, default=0.1, help="share of rows without descriptions (default: 0.1)")
+    parser.add_argument("--layers", default="ddffd", help="d: gated delta net, f: full attention (default: ddffd)")
+    parser.add_argument("--hidden", type=int, default=256, help="width of the residual stream (default: 256)")
+    parser.add_argument("--inner", type=int, default=384, help="width of the MLPs (default: 384)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)")
+    parser.add_argument("--hold-out", nargs="*", default=[], help="sets to leave out of training, to try generality")
+    parser.add_argument("--threads", type=int, default=1, help="torch's (default: 1)")
     args = parser.parse_args()
     keep_freed_memory()
-    torch.set_float32_matmul_precision("medium")  # picks the faster library on AMD; float32 accuracy there
-    plan = Plan(args.rows, args.intent_rows, args.lr, args.batch_tokens, args.seed)
-    run(plan, args.data, args.model, args.run, args.encoder)
+    torch.set_num_threads(args.threads)
+    names = ("epochs", "batch_rows", "lr", "embedding_lr", "drop", "bare", "layers", "hidden", "inner", "seed")
+    plan = Plan(**{name: getattr(args, name) for name in names}, hold_out=tuple(args.hold_out))
+    train = read_rows(args.data, "train") + [parse_row(raw) for path in args.extra for raw in read_raw(path)]
+    train = [row for row in train if row.dataset not in plan.hold_out]
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    run(plan, Corpus(tokenizer, train, read_rows(args.data, "dev"), args.model), args.run, args.encoder)
 
 
 if __name__ == "__main__":
