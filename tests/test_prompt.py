@@ -78,7 +78,7 @@ def test_a_chat_model_gets_the_librarys_default_prompt() -> None:
 def test_the_starters_prompt_is_compact_json_with_a_place_for_each_option() -> None:
     per_question = POINTER.render(request({"b": "ü", "a": [1, None]}, c=CHOICE, s=SCORE))
     assert STARTER_TOKENIZER.decode(per_question[0].input_ids) == (
-        '<|state|>{"b":"ü","a":[1,null]}<|choice|>Which?'
+        '<|state|>{"b":"ü","a":[1,null]}<|end_state|><|question|>Which?<|choice|>'
         "<|option|>red<|description|>A colour<|end_option|><|option|>two<|end_option|><|answer|>"
     )
     (joint,) = POINTER.render(request({"b": "ü", "a": [1, None]}, "joint", c=CHOICE, s=SCORE))
@@ -189,10 +189,10 @@ def test_a_fixed_prompt_has_its_stored_ids() -> None:
     (row,) = POINTER.render(request("a<|answer|>", q={"type": "noul", "instructions": "b"}))
     names = STARTER_TOKENIZER.convert_ids_to_tokens(row.input_ids)
     assert names == [
-        *("<|state|>", "a", "<", "|", "answer", "|", ">", "<|noul|>", "b"),
+        *("<|state|>", "a", "<", "|", "answer", "|", ">", "<|end_state|>", "<|question|>", "b", "<|noul|>"),
         *("<|option|>", "yes", "<|end_option|>", "<|option|>", "no", "<|end_option|>", "<|answer|>"),
     ]
-    assert row.reads[0].positions == (11, 14, 15)
+    assert row.reads[0].positions == (13, 16, 17)
 
 
 def test_a_prompt_at_the_limit_is_whole_and_one_over_it_is_refused_with_the_counts() -> None:

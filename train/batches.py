@@ -1,7 +1,8 @@
 """Batches: which segments and positions a set of rows needs, as index tensors. Knows no model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from data import Rows, Segments
 from tokenizer import CONTROL_TOKENS
 from torch import Tensor
 
-MANY_OPTIONS = 6  # rows with more are kept apart
+SOME_OPTIONS, MANY_OPTIONS = 6, 16  # rows with more are kept apart
 PADS = 2  # before each segment, for the convolution
 
 
@@ -51,6 +52,20 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.answers)
+
+    def to(self, device: torch.device) -> "Batch":
+        return replace(self, **_moved(self, device))
+
+
+def _moved(fields_of: Batch | Ragged, device: torch.device) -> dict[str, Any]:
+    moved: dict[str, Any] = {}
+    for item in fields(fields_of):
+        value = getattr(fields_of, item.name)
+        if isinstance(value, Tensor):
+            moved[item.name] = value.to(device)
+        elif isinstance(value, Ragged):
+            moved[item.name] = replace(value, **_moved(value, device))
+    return moved
 
 
 def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -126,7 +141,7 @@ class Batcher:
 
         # Positions: instructions, options, answers, sentences, states
         last = counts.cumsum() - 1
-        first_answer, first_sentence = num_rows + num_options, 2 * num_rows + num_options
+        first_sentence = 2 * num_rows + num_options
         row_ids = np.arange(num_rows)
         num_sentences = np.bincount(state_segment[mark_at], minlength=num_rows)
         first_state = first_sentence + len(mark_at)
@@ -142,7 +157,9 @@ class Batcher:
         key_counts = np.bincount(state_segment[is_key], minlength=num_rows) + 1
         with_state = np.argsort(np.concatenate([row_ids, state_segment[is_key]]), kind="stable")
         keys = padded(np.concatenate([np.full(num_rows, places[-3]), state_tokens[is_key]])[with_state], key_counts, -1)
-        key_at = padded(np.concatenate([np.full(num_rows, -1), np.flatnonzero(is_key)])[with_state], key_counts, 1 << 40)
+        key_at = padded(
+            np.concatenate([np.full(num_rows, -1), np.flatnonzero(is_key)])[with_state], key_counts, 1 << 40
+        )
         with_end = np.argsort(np.concatenate([state_segment[mark_at], row_ids]), kind="stable")
         summary_at = padded(np.concatenate([mark_at, ends])[with_end], num_sentences + 1, 1 << 40)
         summaries = padded(np.arange(len(mark_at) + num_rows)[with_end], num_sentences + 1, 0)
@@ -175,11 +192,15 @@ class Batcher:
         )
 
     def slices(self, numbers: np.ndarray, size: int) -> list[np.ndarray]:
-        """Rows of like length together, shortest first, `size` at a time."""
+        """Rows of like length together, shortest first, `size` at a time; those with many options apart, fewer at a time."""
         lengths = self.segments.starts[self.rows.state[numbers] + 1] - self.segments.starts[self.rows.state[numbers]]
         counts = self.rows.firsts[numbers + 1] - self.rows.firsts[numbers]
-        order = numbers[np.lexsort([lengths, counts > MANY_OPTIONS])]
-        return [order[start : start + size] for start in range(0, len(order), size)]
+        order = np.lexsort([lengths, counts > SOME_OPTIONS])
+        order, crowded = order[counts[order] <= MANY_OPTIONS], np.argsort(counts, kind="stable")
+        crowded, few = crowded[counts[crowded] > MANY_OPTIONS], max(1, size // 8)
+        parts = [order[start : start + size] for start in range(0, len(order), size)]
+        parts += [crowded[start : start + few] for start in range(0, len(crowded), few)]
+        return [numbers[part] for part in parts]
 
     def batches(self, numbers: np.ndarray, size: int) -> Iterator[Batch]:
         return map(self.batch, self.slices(numbers, size))

@@ -26,11 +26,11 @@ class Row:
     """One labelled question about one state, in the template's terms."""
 
     dataset: str
-    state: object
-    type: str
-    instructions: object
+    state: Any
+    type: Any  # one of TYPES
+    instructions: Any
     options: tuple[str, ...]
-    descriptions: tuple[object, ...]
+    descriptions: tuple[Any, ...]
     answer: int  # index into options
 
 
@@ -108,7 +108,7 @@ class Segments:
         pieces = []
         for end, text, more in new:
             self.numbers[end, text, more] = len(self.numbers)
-            after = [] if more is None else description + ids.get(more, [])
+            after = [] if more is None else [*description, *ids.get(more, [])]
             pieces.append([*ids.get(text, []), *after, self.tokenizer.token_to_id(end)])
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
         flat = np.fromiter((token for piece in pieces for token in piece), np.int32, int(lengths.sum()))
@@ -116,7 +116,7 @@ class Segments:
         self.starts = np.concatenate([self.starts, self.starts[-1] + lengths.cumsum()])
 
     def _encode(self, texts: list[str]) -> dict[str, list[int]]:
-        found = {}
+        found: dict[str, list[int]] = {}
         for start in range(0, len(texts), ENCODE_AT_ONCE):
             part = texts[start : start + ENCODE_AT_ONCE]
             for text, encoding in zip(part, self.tokenizer.encode_batch(part, add_special_tokens=False), strict=True):

@@ -7,10 +7,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-from data import Renderer, read_rows
-from evaluate import fit_temperatures, score_prompts
+from data import TYPES, read_rows
+from transformers import AutoTokenizer
 
 from model import PointerModel, build_config, load_model, save_model
+from train import Corpus, Plan, dev_scores
 
 SUMS_NAME = "SHA256SUMS"
 
@@ -22,16 +23,30 @@ def write_sums(model_dir: Path) -> None:
     (model_dir.parent / SUMS_NAME).write_text("".join(lines), encoding="utf-8")
 
 
+def fit_temperatures(model: PointerModel, corpus: Corpus) -> dict[str, float]:
+    """Per question type, the temperature of the least loss on the dev rows, on a grid of 2% steps."""
+    grid = 1.02 ** torch.arange(-60.0, 101.0)
+    losses = {kind: torch.zeros(len(grid)) for kind in TYPES}
+    for numbers, scores, answers in dev_scores(model, corpus.dev_batcher):
+        for i, kind in enumerate(TYPES):
+            of_kind = torch.from_numpy(corpus.dev.type[numbers] == i)
+            scaled = scores[of_kind][None] / grid[:, None, None]
+            chosen = scaled.gather(2, answers[of_kind].expand(len(grid), -1)[..., None])[..., 0]
+            losses[kind] += (scaled.logsumexp(-1) - chosen).sum(-1)
+    return {kind: round(float(grid[loss.argmin()]), 3) for kind, loss in losses.items()}
+
+
 def export(run_dir: Path, data_dir: Path, model_dir: Path) -> None:
     """The tokenizer and the templates are already in `model_dir`, since training read them there."""
-    renderer = Renderer(model_dir)
-    model = PointerModel(build_config(renderer.vocab_size, renderer.pad_id))
+    plan = Plan(**json.loads((run_dir / "plan.json").read_text(encoding="utf-8")))
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = PointerModel(build_config(len(tokenizer), plan.layers, plan.hidden, plan.inner))
     model.load_state_dict(torch.load(run_dir / "last.pt", weights_only=True)["model"])
     with tempfile.TemporaryDirectory(dir=model_dir.parent, prefix=".export-") as name:
         staged = Path(name)
         save_model(model, staged)
-        dev = [renderer.render([row]) for row in read_rows(data_dir, "dev")]
-        temperatures = fit_temperatures(score_prompts(load_model(staged), dev, renderer.pad_id))
+        dev = read_rows(data_dir, "dev")
+        temperatures = fit_temperatures(load_model(staged), Corpus(tokenizer, dev[:1], dev, model_dir))
         settings = json.loads((model_dir / "decision.json").read_text(encoding="utf-8"))
         settings["temperature"] = temperatures
         (staged / "decision.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -43,7 +58,7 @@ def export(run_dir: Path, data_dir: Path, model_dir: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of decisions-{train,dev,test}.jsonl.gz")
+    parser.add_argument("--data", type=Path, help="folder of decisions-dev.jsonl.gz")
     parser.add_argument("--run", type=Path, help="folder of the training run; without it, only the sums are written")
     parser.add_argument("--model", type=Path, default=Path("model"), help="checkpoint folder (default: model)")
     args = parser.parse_args()

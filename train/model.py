@@ -32,7 +32,6 @@ from wiring import (
     SENTENCE_HEADS,
     channels,
     num_pooled,
-    signal,
 )
 
 POINTER_DIM = 128
@@ -78,16 +77,17 @@ class RMSNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        normed: Tensor = (x * scale).mul_(weight)
+        return normed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, scale = ctx.saved_tensors
         unit = x * scale
-        of_weight = torch.einsum("nd,nd->d", grad.flatten(0, -2), unit.flatten(0, -2))
-        grad = grad * weight
-        along = torch.linalg.vecdot(grad, unit)[..., None].div_(x.shape[-1])
-        return grad.addcmul_(unit, along, value=-1).mul_(scale), of_weight, None
+        products = grad * unit
+        of_weight = products.flatten(0, -2).sum(0)
+        along = (products @ weight).div_(x.shape[-1])[..., None]
+        return (grad * weight).addcmul_(unit, along, value=-1).mul_(scale), of_weight, None
 
 
 def rms_norm(norm: Qwen3_5RMSNorm, x: Tensor) -> Tensor:
@@ -98,12 +98,13 @@ def rms_norm(norm: Qwen3_5RMSNorm, x: Tensor) -> Tensor:
 def feed_forward(layer: Qwen3_5DecoderLayer, x: Tensor) -> Tensor:
     """x with the layer's MLP added."""
     normed, mlp = rms_norm(layer.post_attention_layernorm, x), layer.mlp
-    return x + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+    added: Tensor = mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed))
+    return x + added
 
 
 def gated(net: Qwen3_5GatedDeltaNet, heads: slice, sums: Tensor, gate: Tensor, eps: float) -> Tensor:
     """sums (N, heads * HEAD_DIM): what the net's heads hold; gate the same. Returns what they add to the stream."""
-    normed = RMSNorm.apply(sums.unflatten(-1, (-1, HEAD_DIM)), net.norm.weight, eps).flatten(1)
+    normed = RMSNorm.apply(sums.view(len(sums), -1, HEAD_DIM), net.norm.weight, eps).flatten(1)
     return F.linear(normed * F.silu(gate), net.out_proj.weight[:, channels(heads)])
 
 
@@ -114,22 +115,18 @@ def value_rows(net: Qwen3_5GatedDeltaNet, heads: slice) -> slice:
 class Pooling:
     """Layer 1's delta net for one batch: weighted sums over segments and sentences."""
 
-    def __init__(self, layer: Qwen3_5DecoderLayer, embedded: Tensor, is_text: Tensor) -> None:
-        """embedded (V, hidden) of the batch's vocabulary, is_text (V, 1)."""
+    def __init__(self, layer: Qwen3_5DecoderLayer, num: int, embedded: Tensor, is_text: Tensor) -> None:
+        """embedded (V, hidden) of the batch's vocabulary, of which the first `num` components are read; is_text (V, 1)."""
         self.net: Qwen3_5GatedDeltaNet = layer.linear_attn
         self.norm = layer.input_layernorm
         normed = rms_norm(self.norm, embedded)
-        heads, num = slice(0, SENTENCE_HEADS.stop), num_pooled(self.net_config(layer))
+        heads = slice(0, SENTENCE_HEADS.stop)
         values = F.linear(normed[:, :num], self.net.in_proj_qkv.weight[value_rows(self.net, heads), :num]) * is_text
         self.values = F.pad(values, (0, 0, 0, 1))  # the last row: no token
         logits = F.linear(normed, self.net.in_proj_b.weight[heads])
         self.write = F.pad(F.logsigmoid(logits), (0, 0, 0, 1), value=-1e4)
         self.keep = F.pad(F.logsigmoid(-logits), (0, 0, 0, 1))
         self.eps: float = layer.input_layernorm.eps
-
-    @staticmethod
-    def net_config(layer: Qwen3_5DecoderLayer) -> Qwen3_5TextConfig:
-        return layer.mlp.config
 
     def sums(self, heads: slice, places: Ragged, ends: Tensor, target: Tensor, count: int) -> Tensor:
         """Of the places' values, into (count, heads * HEAD_DIM); target (L,): `count` where a place has none."""
@@ -138,7 +135,7 @@ class Pooling:
         mixed = own[2:] * filters[:, -1] + own[1:-1] * filters[:, -2] + own[:-2] * filters[:, -3]  # from place 2 on
         kept = self.keep[:, heads][places.tokens].cumsum(0)
         weights = ((self.write[:, heads][places.tokens] + kept[ends] - kept).exp() * SCALE)[2:]
-        weighted = (F.silu(mixed).unflatten(-1, (-1, HEAD_DIM)) * weights[..., None]).flatten(1)
+        weighted = (F.silu(mixed).view(len(mixed), -1, HEAD_DIM) * weights[..., None]).flatten(1)
         return mixed.new_zeros(count + 1, mixed.shape[-1]).index_add(0, target[2:], weighted)[:count]
 
     def read(self, heads: slice, sums: Tensor, ends: Tensor, eps: float) -> Tensor:
@@ -167,7 +164,7 @@ def hand_on(net: Qwen3_5GatedDeltaNet, x: Tensor, batch: Batch, eps: float) -> T
     logits = F.linear(options, net.in_proj_b.weight[OPTION_HEADS])
     kept = F.logsigmoid(-logits).cumsum(0)
     weights = (F.logsigmoid(logits) + kept[batch.last_option[batch.question]] - kept).exp() * SCALE
-    weighted = (values.unflatten(-1, (-1, HEAD_DIM)) * weights[..., None]).flatten(1)
+    weighted = (values.view(num_options, -1, HEAD_DIM) * weights[..., None]).flatten(1)
     sums = x.new_zeros(num_rows, values.shape[-1]).index_add(0, batch.question, weighted)
     gate = F.linear(answers, net.in_proj_z.weight[channels(OPTION_HEADS)])
     heard = gated(net, OPTION_HEADS, sums, gate, eps)
@@ -180,17 +177,17 @@ def attend(attention: Qwen3_5Attention, x: Tensor, tokens: Tensor, batch: Batch,
     num_keys, groups = attention.k_proj.out_features // HEAD_DIM, attention.num_key_value_groups
     first_summary = len(x) - batch.num_sentences - len(batch)
     asking = x[:first_summary] if is_last else x
-    query, gate = attention.q_proj(asking).unflatten(-1, (-1, 2 * HEAD_DIM)).chunk(2, dim=-1)
+    query, gate = attention.q_proj(asking).view(len(asking), -1, 2 * HEAD_DIM).chunk(2, dim=-1)
     query = rms_norm(attention.q_norm, query)
 
     def keys_values(of: Tensor) -> tuple[Tensor, Tensor]:
-        key = rms_norm(attention.k_norm, attention.k_proj(of).unflatten(-1, (-1, HEAD_DIM))).flatten(1)
+        key = rms_norm(attention.k_norm, attention.k_proj(of).view(len(of), -1, HEAD_DIM)).flatten(1)
         return key, attention.v_proj(of)
 
     sides = zip(keys_values(tokens), keys_values(x[first_summary:]), strict=True)
     key, value = (
         torch.cat([F.embedding(batch.keys, of_token), F.embedding(batch.summaries, of_summary)], dim=1)
-        .unflatten(-1, (num_keys, HEAD_DIM))
+        .view(len(batch), -1, num_keys, HEAD_DIM)
         .transpose(1, 2)
         for of_token, of_summary in sides
     )  # (Q, num_keys, T + N, HEAD_DIM)
@@ -214,13 +211,19 @@ class PointerModel(nn.Module):
         self.query = nn.Linear(config.hidden_size, POINTER_DIM, bias=False)
         self.key = nn.Linear(config.hidden_size, POINTER_DIM, bias=False)
 
+    @property
+    def device(self) -> torch.device:
+        return self.query.weight.device
+
     def gather(self, batch: Batch, embedded: Tensor) -> Tensor:
         """The stream after layer 1 at every position: (P, hidden)."""
         layer = self.lm.model.layers[0]
-        pooling = Pooling(layer, embedded, (batch.vocabulary >= len(CONTROL_TOKENS))[:, None])
+        pooling = Pooling(
+            layer, num_pooled(self.lm.config), embedded, (batch.vocabulary >= len(CONTROL_TOKENS))[:, None]
+        )
         eps, sentence_eps = pooling.eps, pooling.eps / KEPT**2
         texts, states, count = batch.questions, batch.states, len(batch)
-        end_state, answer = embedded[batch.controls].split(1)
+        end_state, answer = embedded[batch.controls[:1]], embedded[batch.controls[1:]]
 
         ends = embedded.index_select(0, batch.ends)
         sums = pooling.sums(SEGMENT_HEADS, texts, texts.ends, texts.segment, len(ends))
@@ -247,7 +250,9 @@ class PointerModel(nn.Module):
         for i, layer in enumerate(lm.layers[1:], start=1):
             normed = rms_norm(layer.input_layernorm, x)
             if kinds[i] == LAYERS["f"]:
-                added = attend(layer.self_attn, normed, rms_norm(layer.input_layernorm, embedded), batch, i == last_full)
+                added = attend(
+                    layer.self_attn, normed, rms_norm(layer.input_layernorm, embedded), batch, i == last_full
+                )
                 x = x[: len(added)] + added
             else:
                 added = hand_on(layer.linear_attn, normed[:num_asking], batch, layer.input_layernorm.eps)
@@ -256,8 +261,8 @@ class PointerModel(nn.Module):
         hidden = rms_norm(lm.norm, x)
         keys = F.pad(self.key(hidden[len(batch) : len(batch) + len(batch.question)]), (0, 0, 0, 1))
         queries = self.query(hidden[len(batch) + len(batch.question) :])
-        scores = (F.embedding(batch.options, keys) @ queries[..., None])[..., 0] * POINTER_DIM**-0.5
-        return scores.masked_fill(batch.options == len(batch.question), -torch.inf)
+        scores: Tensor = (F.embedding(batch.options, keys) @ queries[..., None])[..., 0] * POINTER_DIM**-0.5
+        return scores.masked_fill_(batch.options == len(batch.question), -torch.inf)
 
 
 def save_model(model: PointerModel, model_dir: Path) -> None:

@@ -88,7 +88,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of decisions-{train,dev,test}.jsonl.gz")
     parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2, for its list of words")
     parser.add_argument("--model", type=Path, default=Path("model"), help="folder to write to (default: model)")
-    parser.add_argument("--vocab-size", type=int, default=24576, help="tokens, control tokens included (default: 24576)")
+    parser.add_argument(
+        "--vocab-size", type=int, default=24576, help="tokens, control tokens included (default: 24576)"
+    )
     args = parser.parse_args()
     texts = [*iter_texts(read_rows(args.data, "train")), *iter_words(args.encoder)]
     tokenizer = train_tokenizer(iter(texts), args.vocab_size)

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch loads: spinning 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from batches import Batch, Batcher
+from batches import Batcher
 from data import TYPES, Row, Rows, Segments, number_rows, parse_row, read_raw, read_rows, shuffled
 from initial import initialise
 from tokenizers import Tokenizer
@@ -25,7 +26,9 @@ from model import PointerModel, build_config
 
 WINDOW_BATCHES = 64  # batches drawn together and cut by length; a run stops and resumes between two windows
 BETAS, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.98), 0.05, 1.0
+EVAL_EVERY, TABLE_EVERY = 4, 16  # windows
 EVAL_BATCH = 256  # rows
+INTENT_SETS = ("banking77", "clinc150", "hwu64", "snips", "stackoverflow_titles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Plan:
     layers: str
     hidden: int
     inner: int
+    warm_rows: int
     seed: int
     hold_out: tuple[str, ...]
 
@@ -61,6 +65,17 @@ class Corpus:
         self.train_batcher = Batcher(self.train, segments, boundary)
         self.dev_batcher = Batcher(self.dev, segments, boundary)
         self.signals = signal_table(tokenizer)
+
+    def draw(self, plan: Plan, window: int) -> np.ndarray:
+        """The rows of a window: first, as many as `warm_rows`, of the intent sets; then of all, epoch by epoch."""
+        size = WINDOW_BATCHES * plan.batch_rows
+        if (window + 1) * size <= plan.warm_rows:
+            sets = [i for i, name in enumerate(self.train.names) if name in INTENT_SETS]
+            intents = np.flatnonzero(np.isin(self.train.dataset, sets))
+            return np.asarray(intents[shuffled(len(intents), f"{plan.seed}-{window}")[:size]])
+        epoch, start = divmod(window * size, len(self.train))
+        orders = [shuffled(len(self.train), f"{plan.seed}-{e}") for e in (epoch, epoch + 1)]
+        return np.concatenate(orders)[start : start + size]
 
     def token_counts(self) -> Tensor:
         segments = self.train_batcher.segments
@@ -84,12 +99,10 @@ def train_window(
 ) -> dict[str, float]:
     """Returns figures for the log."""
     began, num_rows, losses = time.monotonic(), 0, []
-    free = free_entries(model.lm, corpus.signals)
+    signals = corpus.signals.to(model.device)
+    free = free_entries(model.lm, signals)
     rng = np.random.default_rng([plan.seed, window])
-    size = WINDOW_BATCHES * plan.batch_rows
-    epoch, start = divmod(window * size, len(corpus.train))
-    orders = [shuffled(len(corpus.train), f"{plan.seed}-{e}") for e in (epoch, epoch + 1)]
-    numbers = np.concatenate(orders)[start : start + size]
+    numbers = corpus.draw(plan, window)
     batches = corpus.train_batcher.slices(numbers, plan.batch_rows)
     rng.shuffle(batches)
     for i, numbers in enumerate(batches):
@@ -97,7 +110,7 @@ def train_window(
         for group in optimizer.param_groups:
             is_embedding = group is optimizer.param_groups[-1]
             group["lr"] = (plan.embedding_lr if is_embedding else plan.lr) * scale
-        batch = corpus.train_batcher.batch(numbers, rng, plan.drop, plan.bare)
+        batch = corpus.train_batcher.batch(numbers, rng, plan.drop, plan.bare).to(model.device)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(batch), batch.answers)
         torch.autograd.backward(loss)
@@ -107,20 +120,29 @@ def train_window(
                 gradient.mul_(mask)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
-        wire(model.lm, corpus.signals)
+        wire(model.lm, signals)
         losses.append(loss.item())
         num_rows += len(batch)
-    return {"loss": sum(losses) / len(losses), "lr": plan.lr * scale, "rows_per_s": num_rows / (time.monotonic() - began)}
+    return {
+        "loss": sum(losses) / len(losses),
+        "lr": plan.lr * scale,
+        "rows_per_s": num_rows / (time.monotonic() - began),
+    }
 
 
 @torch.no_grad()
+def dev_scores(model: PointerModel, batcher: Batcher) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+    """Batches of (numbers of the rows, their scores (Q, K), their answers (Q,))."""
+    for batch in batcher.batches(np.arange(len(batcher.rows)), EVAL_BATCH):
+        yield batch.rows, model(batch.to(model.device)).cpu(), batch.answers
+
+
 def right_answers(model: PointerModel, batcher: Batcher) -> tuple[np.ndarray, float]:
     """Whether each row's best option is the right one, (N,) bool, and the mean loss."""
     right, losses = np.zeros(len(batcher.rows), bool), 0.0
-    for batch in batcher.batches(np.arange(len(batcher.rows)), EVAL_BATCH):
-        scores = model(batch)
-        right[batch.rows] = (scores.argmax(-1) == batch.answers).numpy()
-        losses += F.cross_entropy(scores, batch.answers, reduction="sum").item()
+    for numbers, scores, answers in dev_scores(model, batcher):
+        right[numbers] = (scores.argmax(-1) == answers).numpy()
+        losses += F.cross_entropy(scores, answers, reduction="sum").item()
     return right, losses / len(right)
 
 
@@ -152,28 +174,31 @@ def save_run(run_dir: Path, model: PointerModel, optimizer: torch.optim.AdamW, w
     (run_dir / "next.pt").replace(run_dir / "last.pt")  # a stop while writing leaves the old one whole
 
 
-def run(plan: Plan, corpus: Corpus, run_dir: Path, encoder_dir: Path) -> None:
+def run(plan: Plan, corpus: Corpus, run_dir: Path, encoder_dir: Path, device: torch.device) -> None:
     torch.manual_seed(plan.seed)
     model = PointerModel(build_config(len(corpus.tokenizer), plan.layers, plan.hidden, plan.inner))
     first, last = 0, run_dir / "last.pt"
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model.to(device))
     if last.exists():
-        state = torch.load(last, weights_only=True)
+        state = torch.load(last, weights_only=True, map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["window"]
     else:
-        initialise(model, encoder_dir, corpus.tokenizer, corpus.token_counts())
+        initialise(model.to("cpu"), encoder_dir, corpus.tokenizer, corpus.token_counts())
+    model.to(device)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n")
     num_windows = round(plan.epochs * len(corpus.train) / (WINDOW_BATCHES * plan.batch_rows))
     for window in range(first, num_windows):
         figures = train_window(model, optimizer, corpus, plan, window, num_windows)
-        right, figures["dev_loss"] = right_answers(model, corpus.dev_batcher)
-        figures |= {name: right[corpus.dev.type == kind].mean() for kind, name in enumerate(TYPES)}
+        is_last = window + 1 == num_windows
+        if (window + 1) % EVAL_EVERY == 0 or is_last:
+            right, figures["dev_loss"] = right_answers(model, corpus.dev_batcher)
+            figures |= {name: right[corpus.dev.type == kind].mean() for kind, name in enumerate(TYPES)}
         text = " ".join(f"{name}={value:.4g}" for name, value in figures.items())
         print(f"{time.strftime('%H:%M:%S')} window={window + 1}/{num_windows} {text}", flush=True)
-        if (window + 1) % 8 == 0 or window + 1 == num_windows:
+        if (window + 1) % TABLE_EVERY == 0 or is_last:
             print(dev_table(corpus.dev, right), flush=True)
         save_run(run_dir, model, optimizer, window + 1)
 
@@ -194,18 +219,33 @@ def main() -> None:
     parser.add_argument("--layers", default="ddffd", help="d: gated delta net, f: full attention (default: ddffd)")
     parser.add_argument("--hidden", type=int, default=256, help="width of the residual stream (default: 256)")
     parser.add_argument("--inner", type=int, default=384, help="width of the MLPs (default: 384)")
+    parser.add_argument("--warm-rows", type=int, default=32768, help="first, intents alone (default: 32768)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and sampling (default: 0)")
     parser.add_argument("--hold-out", nargs="*", default=[], help="sets to leave out of training, to try generality")
+    parser.add_argument("--device", default="cpu", help="torch's name of where to train (default: cpu)")
     parser.add_argument("--threads", type=int, default=1, help="torch's (default: 1)")
     args = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(args.threads)
-    names = ("epochs", "batch_rows", "lr", "embedding_lr", "drop", "bare", "layers", "hidden", "inner", "seed")
+    names = (
+        "epochs",
+        "batch_rows",
+        "lr",
+        "embedding_lr",
+        "drop",
+        "bare",
+        "layers",
+        "hidden",
+        "inner",
+        "warm_rows",
+        "seed",
+    )
     plan = Plan(**{name: getattr(args, name) for name in names}, hold_out=tuple(args.hold_out))
     train = read_rows(args.data, "train") + [parse_row(raw) for path in args.extra for raw in read_raw(path)]
     train = [row for row in train if row.dataset not in plan.hold_out]
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    run(plan, Corpus(tokenizer, train, read_rows(args.data, "dev"), args.model), args.run, args.encoder)
+    corpus = Corpus(tokenizer, train, read_rows(args.data, "dev"), args.model)
+    run(plan, corpus, args.run, args.encoder, torch.device(args.device))
 
 
 if __name__ == "__main__":

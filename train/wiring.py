@@ -51,7 +51,7 @@ ROTATED = 8  # dimensions of an attention head that position turns: left out
 SEEN = HEAD_DIM - 1  # the dimension of an attention head by which everything but the state is hidden
 SHUT = -30.0
 RMS = 0.3  # of an embedding's meaning at the start; of those that end a sentence always, so that they all forget alike
-KEPT = 1e-3  # of a sentence, after the mark that ends it
+KEPT = 1e-4  # of a sentence, after the mark that ends it
 
 
 def signal(config: Qwen3_5TextConfig, name: str) -> int:
