@@ -87,7 +87,7 @@ class Engine:
         self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=config.max_batch_rows)
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[qwen3_5.Prefix] = StateCache(config.state_cache_mb << 20)
-        self.tokens_computed = self.tokens_reused = 0
+        self.tokens_computed = self.tokens_reused = self.tokens_padded = 0
         self._pointer = None
         if readout == "pointer":
             self._pointer = PointerHead.load(checkpoint.folder / HEAD_FILE, self._body.hidden_size, self.device)
@@ -102,8 +102,11 @@ class Engine:
             "threads": torch.get_num_threads(),
             "shares_state": self._shares,
             "state_cache_bytes": self._states.num_bytes,
+            "state_cache_hits": self._states.num_hits,
+            "state_cache_misses": self._states.num_misses,
             "tokens_computed": self.tokens_computed,
             "tokens_reused": self.tokens_reused,
+            "tokens_padded": self.tokens_padded,
         }
 
     def forward(self, rows: list[Row]) -> list[Scores]:
@@ -145,7 +148,9 @@ class Engine:
         else:
             states = self._body.read(rows, self._begin(shared), len(shared) // ID_BYTES)
             self.tokens_reused += (len(rows) - 1) * (len(shared) // ID_BYTES)
-        self.tokens_computed += sum(row.num_tokens for row in rows) - len(rows) * (len(shared or b"") // ID_BYTES)
+        num_tokens = sum(row.num_tokens for row in rows)
+        self.tokens_computed += num_tokens - len(rows) * (len(shared or b"") // ID_BYTES)
+        self.tokens_padded += len(rows) * max(row.num_tokens for row in rows) - num_tokens
         states = states.float()
         flat = self._label_scores(rows, states) if self._pointer is None else self._pointer_scores(rows, states)
         values = iter(flat.tolist())  # the batch's one copy from the device

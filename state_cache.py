@@ -20,11 +20,15 @@ class StateCache(Generic[Value]):
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self.num_hits = self.num_misses = 0
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def get(self, key: bytes) -> Value | None:
         value = self._values.get(key)
-        if value is not None:
+        if value is None:
+            self.num_misses += 1
+        else:
+            self.num_hits += 1
             self._values.move_to_end(key)
         return value
 
