@@ -217,10 +217,10 @@ class HttpServer(Listener):
 
     def read_facts(self) -> dict[str, Any]:
         """What `/health` says, and what the listener knows."""
-        is_ready, facts = self.decider.health()
+        error, facts = self.decider.health()
         return {
             **facts,
-            "ready": is_ready,
+            "ready": error is None,
             "open_connections": self.connections.value,
             "refused_connections": self.num_refused,
             "threads_alive": threading.active_count(),

@@ -48,9 +48,11 @@ GAUGES = {  # fact -> (metric, help)
 }
 COUNTERS = {
     "refused_connections": ("onepass_connections_refused", "Connections answered 503 at once: too many were open."),
+    "repeated_rows": ("onepass_rows_repeated", "Rows answered by the run of another with the same content."),
     "state_cache_hits": ("onepass_state_cache_hits", "States whose computation was still there."),
     "state_cache_misses": ("onepass_state_cache_misses", "States that were computed."),
 }
+PASS_KINDS = {"replays": "replayed", "plain": "plain"}
 TOKEN_KINDS = ("computed", "reused", "padded")
 MODEL_LABELS = ("model", "source", "revision", "backend", "device", "dtype", "kernels", "encoding")
 
@@ -189,6 +191,12 @@ class _Facts(Collector):
         for kind in TOKEN_KINDS:
             tokens.add_metric([kind], facts.get(f"tokens_{kind}", 0))
         yield tokens
+        passes = CounterMetricFamily(
+            "onepass_graph_passes", "Forward passes on CUDA, by graph or not.", labels=["kind"]
+        )
+        for fact, kind in PASS_KINDS.items():
+            passes.add_metric([kind], (facts.get("graphs") or {}).get(fact, 0))
+        yield passes
         yield _batch_rows(facts)
         info = {label: str(facts.get(label) or "") for label in MODEL_LABELS}
         info["version"] = facts.get("versions", {}).get("onepass", "")

@@ -9,7 +9,7 @@ import framing
 import metrics
 import openapi
 from decider import Pending
-from errors import BadRequest, Overloaded, WorkerDead
+from errors import BadRequest, WorkerDead
 from handler import Handler, Reply, Route, as_json
 
 
@@ -68,10 +68,9 @@ def list_models(handler: Handler, _: framing.Head) -> Reply:
 
 
 def check_ready(handler: Handler, _: framing.Head) -> Reply:
-    is_ready, document = handler.decider.health()
-    if is_ready:
+    error, document = handler.decider.health()
+    if error is None:
         return as_json(document)
-    error = handler.decider.unready() or Overloaded("not ready", retry_after_s=1)
     return as_json({**document, "detail": error.detail()}, error.status, error.headers())
 
 

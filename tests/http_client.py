@@ -130,10 +130,10 @@ class FakeDecider:
     def answer(self, pending: FakePending) -> FakeAnswered:
         return FakeAnswered(pending.future.result())
 
-    def health(self) -> tuple[bool, dict[str, object]]:
+    def health(self) -> tuple[ApiError | None, dict[str, object]]:
         error = self.unready()
         status = error.error_type if error else "ok"
-        return error is None, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
+        return error, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
 
     def models(self) -> dict[str, object]:
         return {"models": [{"name": "fake"}], "object": "list", "data": []}
@@ -266,9 +266,16 @@ class Running:
     def wait_for_connections(self, count: int) -> None:
         self._wait_for(self.http.connections, count)
 
+    def wait_for_idle(self, count: int) -> None:
+        """Until so many connections wait for a request."""
+        self._wait_until(lambda: len(self.http._idle) == count)
+
     def _wait_for(self, counter: Any, count: int) -> None:
+        self._wait_until(lambda: counter.value == count)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
-        while counter._value != count:
+        while not is_so():
             assert time.monotonic() < until
             time.sleep(0.002)
 

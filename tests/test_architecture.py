@@ -24,6 +24,9 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "graphs": {"torch"},
+        "prefix": {"torch"},
+        "weights": {"torch", "safetensors"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
@@ -32,6 +35,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
+        "heads": {"torch", "safetensors"},
     },
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
@@ -41,7 +45,15 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "prompt": set(),
     },
     {
-        "engine": {"torch", "safetensors", "transformers"},
+        "inputs": {"torch"},
+        "tuning": {"torch"},
+    },
+    {
+        "fast": {"torch", "safetensors"},
+        "library": {"torch", "safetensors", "transformers"},
+    },
+    {
+        "engine": {"torch"},
     },
     {
         "decider": {"transformers"},

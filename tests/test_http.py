@@ -527,6 +527,7 @@ def test_an_idle_connection_makes_room_for_a_new_one() -> None:
     with serve(max_connections=2) as running:
         silent = [running.connect(), running.connect().send(get("/livez"))]
         assert silent[1].read().status == 200
+        running.wait_for_idle(2)
         newcomers = [running.connect() for _ in silent]
         for client, newcomer in zip(silent, newcomers, strict=True):
             assert newcomer.send(get("/livez")).read().status == 200
