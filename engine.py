@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 ID_BYTES = 4  # of a token id, int32
 MAX_SHARED_TOKENS = 1 << 17  # keys and values of rows that continue one prefix are laid out for each of them
 MAX_NEW_PREFIXES = 64  # held at once beside the cache, where rows of several run together
-MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 64, 4096
+MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
