@@ -128,7 +128,8 @@ class Answered:
 
 def load(config: Config) -> Loaded:
     """Verify, then load. Worker thread only. Raises `StartupError`."""
-    added = {name: value for name, value in ENVIRONMENT.items() if os.environ.setdefault(name, value) is value}
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
     logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
     set_hub_environment(config)
     with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
