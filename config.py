@@ -47,12 +47,15 @@ class Config:
     max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
     share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
     state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
+    graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
+    fast_start: bool = _setting(False, "CUDA: serve once the common graphs are captured, the rest while idle")
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
     max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
     timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)
     read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)
     idle_timeout_s: float = _setting(75.0, "keep an unused connection", minimum=MIN_IDLE_TIMEOUT_S, maximum=86400)
     drain_s: float = _setting(20.0, "time to finish queued work after SIGTERM", minimum=0, maximum=3600)
+    log_json: bool = _setting(False, "log lines as JSON objects")
     verbose: bool = _setting(False, "log every batch and startup step")
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # no flag: other users can read a command line
 

@@ -86,6 +86,12 @@ class FakeEngine:
     def describe(self) -> dict[str, Any]:
         return {"backend": "fake", "device": "none", "dtype": "none", "kernels": "none"}
 
+    def keep_beginning(self, ids: bytes) -> bool:
+        return False
+
+    def idle(self) -> bool:
+        return False
+
 
 def option_counts(row: Any) -> list[int]:
     return [len(read.label_ids) or len(read.positions) - 1 for read in row.reads]
@@ -134,13 +140,14 @@ def serve(kind: str) -> None:
         server = BareServer(("127.0.0.1", 0), BareHandler)
     else:
         import process
-        import server as product
         from config import Config
         from decider import Decider
+        from handler import HttpServer
+        from routes import ROUTES
 
         config = Config(port=0)
         decider = Decider(config, load=lambda config: load_fake(config, with_prompts=kind == "prompts"))
-        server = product.HttpServer(config, decider)
+        server = HttpServer(config, decider, ROUTES)
         process.set_up_logging(is_verbose=False)
         decider.start()
         decider.wait_ready()

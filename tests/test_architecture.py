@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "errors": set(),
+        "metrics": {"prometheus_client"},
     },
     {
         "config": set(),
@@ -23,13 +24,18 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "graphs": {"torch"},
+        "prefix": {"torch"},
+        "weights": {"torch", "safetensors"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
+        "access": set(),
         "listener": set(),
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
+        "heads": {"torch", "safetensors"},
     },
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
@@ -39,10 +45,25 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "prompt": set(),
     },
     {
-        "engine": {"torch", "safetensors", "transformers"},
+        "inputs": {"torch"},
+        "tuning": {"torch"},
+    },
+    {
+        "fast": {"torch", "safetensors", "tqdm"},
+        "library": {"torch", "safetensors", "transformers"},
+    },
+    {
+        "engine": {"torch"},
     },
     {
         "decider": {"transformers"},
+    },
+    {
+        "handler": set(),
+        "openapi": {"pydantic"},
+    },
+    {
+        "routes": set(),
     },
     {
         "server": set(),
