@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         raise StartupError(f"{message} (see --help)")
 
 
-def add_flags(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
+def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None = None) -> None:
     """A flag for every setting, or for those of `names`. What is not given is `MISSING`; `read_config` goes on."""
     for item in _flags(names):
         shown = (
