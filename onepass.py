@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-if sys.version_info < (3, 11):
+if sys.version_info < (3, 11):  # noqa: UP036 - said before what an older Python cannot read
     sys.exit(f"onepass: Python 3.11 or newer is needed; this is {sys.version.split()[0]} at {sys.executable}")
 
 import argparse
@@ -72,7 +72,7 @@ def make_parser() -> Parser:
         ("doctor", add_doctor, doctor, "check what the server needs and say what to do"),
         ("bench", add_bench, bench, "measure this machine"),
     ):
-        command = commands.add_parser(name, help=text, description=text.capitalize() + ".", allow_abbrev=False)
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False)
         add(command)
         command.set_defaults(run=run)
         settings = command.add_argument_group("settings of server.py, each a variable too, such as ONEPASS_MODEL")
