@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -38,9 +38,9 @@ class Result:
     """One row of the table: callers that ask again as soon as they are answered, each request a new state."""
 
     state: str
-    tokens: int  # a request
     questions: int
     callers: int
+    tokens: int = 0  # a request
     requests: int = 0
     requests_per_s: float = 0.0
     questions_per_s: float = 0.0
@@ -63,24 +63,27 @@ class Measured:
     def run(self, decider: Decider, seconds: float) -> None:
         """Fill `results`, one after the other; what is there stays when this is interrupted."""
         cells = list(itertools.product(STATES, QUESTION_COUNTS, CALLERS))
+        numbers = itertools.count()
         for state, num_questions, num_callers in cells:
-            self.results.append(measure(decider, state, num_questions, num_callers, seconds / len(cells)))
+            bodies = requests(state, num_questions, numbers)
+            result = Result(state, num_questions, num_callers)
+            self.results.append(measure(decider, bodies, result, seconds / len(cells)))
 
 
-def requests(state: str, num_questions: int) -> Iterator[bytes]:
-    """Every one with another beginning, so that none finds its state computed already."""
+def requests(state: str, num_questions: int, numbers: Iterator[int]) -> Iterator[bytes]:
+    """Every one begins with another number, so that none finds its state computed already."""
     questions = dict(itertools.islice(QUESTIONS.items(), num_questions))
-    for number in itertools.count():
+    for number in numbers:
         yield json.dumps({"state": f"{number}: {STATES[state]}", "questions": questions}).encode()
 
 
-def measure(decider: Decider, state: str, num_questions: int, num_callers: int, seconds: float) -> Result:
-    bodies = requests(f"{state}", num_questions)
+def measure(decider: Decider, bodies: Iterator[bytes], planned: Result, seconds: float) -> Result:
+    """`planned` with its figures."""
     try:
         first = decider.submit(next(bodies))
         decider.answer(first)
     except ApiError as err:
-        return Result(state, 0, num_questions, num_callers, failed=explain(err.detail()))
+        return replace(planned, failed=explain(err.detail()))
     lock = threading.Lock()
     waits: list[float] = []
     failures: list[ApiError] = []
@@ -100,23 +103,21 @@ def measure(decider: Decider, state: str, num_questions: int, num_callers: int, 
             waits.append(time.perf_counter() - begun)
             count += 1
 
-    callers = [threading.Thread(target=call, daemon=True) for _ in range(num_callers)]
+    callers = [threading.Thread(target=call, daemon=True) for _ in range(planned.callers)]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join()
     if failures:
-        return Result(state, first.num_tokens, num_questions, num_callers, failed=explain(failures[0].detail()))
+        return replace(planned, failed=explain(failures[0].detail()))
     rate = len(waits) / (time.perf_counter() - started)
     p50, p95 = statistics.median(waits), statistics.quantiles(waits, n=20, method="inclusive")[-1]
-    return Result(
-        state,
-        first.num_tokens,
-        num_questions,
-        num_callers,
+    return replace(
+        planned,
+        tokens=first.num_tokens,
         requests=len(waits),
         requests_per_s=round(rate, 2),
-        questions_per_s=round(rate * num_questions, 2),
+        questions_per_s=round(rate * planned.questions, 2),
         p50_ms=round(p50 * 1e3, 2),
         p95_ms=round(p95 * 1e3, 2),
     )
@@ -129,10 +130,10 @@ def show(measured: Measured, *, as_json: bool) -> None:
         return
     facts = measured.facts
     table = Table(title=f"{facts['model']} on {facts['device']}, {facts['dtype']}, backend {facts['backend']}")
-    for heading in ("state", "tokens", "questions", "callers", "requests/s", "questions/s", "p50 ms", "p95 ms"):
+    for heading in ("state", "questions", "callers", "tokens", "requests/s", "questions/s", "p50 ms", "p95 ms"):
         table.add_column(heading, justify="left" if heading == "state" else "right")
     for result in measured.results:
-        place = (result.state, str(result.tokens), str(result.questions), str(result.callers))
+        place = (result.state, str(result.questions), str(result.callers), str(result.tokens))
         figures = (result.requests_per_s, result.questions_per_s, result.p50_ms, result.p95_ms)
         table.add_row(*place, *([result.failed] if result.failed else [f"{figure:.1f}" for figure in figures]))
     Console().print(table)

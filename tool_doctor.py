@@ -50,7 +50,7 @@ class Check:
 
 
 def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Decider] | None) -> list[Check]:
-    """All checks, in the order in which failures should be mended. With `open_decider` the model is loaded and asked."""
+    """All checks, in the order in which failures should be mended. `open_decider`: load the model and ask it."""
     checks = [check_python(), *check_packages("requirements.txt")]
     has_packages = not any(check.status == "fail" for check in checks)
     try:
