@@ -151,7 +151,11 @@ class Answers:
             self.file = open_output(path, (source,))
         self._is_regular = path != "-" and stat.S_ISREG(os.fstat(self.file.fileno()).st_mode)
         if self._is_regular:
-            self._read_back()
+            try:
+                self._read_back()
+            except StartupError:
+                self.file.close()
+                raise
 
     def _read_back(self) -> None:
         """Learn what is answered, and cut off the last line if it is torn. Raises `StartupError`."""
