@@ -15,7 +15,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import readout
 from batcher import Batcher, Ticket
-from checkpoint import Checkpoint, open_checkpoint, set_hub_environment
+from checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from config import Config
 from errors import (
     ApiError,
@@ -66,6 +66,10 @@ class EngineLike(Protocol):
     def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
 
     def describe(self) -> dict[str, Any]: ...
+
+    def keep_beginning(self, ids: bytes) -> bool: ...
+
+    def idle(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +123,15 @@ def load(config: Config) -> Loaded:
     # name: a container may have neither. One that exists is not made.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
     set_hub_environment(config)
-    checkpoint = open_checkpoint(config)
-    from transformers import AutoTokenizer
+    with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
+        verifying = pool.submit(verify, find_checkpoint(config))
+        from transformers import AutoTokenizer
 
-    from engine import Engine
-    from prompt import Prompter
-    from template import DecisionFormat
+        from engine import Engine
+        from prompt import Prompter
+        from template import DecisionFormat
 
+        checkpoint = verifying.result()  # nothing of it is read before this
     decision = DecisionFormat.load(checkpoint.folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
@@ -134,6 +140,7 @@ def load(config: Config) -> Loaded:
             f"{checkpoint.folder}: the tokenizer cannot be loaded: {str(err).splitlines()[0][:200]}"
         ) from err
     engine = Engine(checkpoint, config, decision.readout)
+    check_unchanged(checkpoint)
     max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
     prompter = Prompter(tokenizer, decision, max_tokens=max_tokens, encoding=config.encoding)
     return Loaded(checkpoint, prompter, engine)
@@ -159,6 +166,7 @@ class Decider:
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
             batch_window_s=config.batch_window_ms / 1000,
+            idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -219,6 +227,10 @@ class Decider:
             row_scores if is_finite(row_scores) else InternalError("the model gave a score that is not a number")
             for row_scores in scores
         ]
+
+    def _idle(self) -> bool:
+        assert self._loaded is not None
+        return self._loaded.engine.idle()
 
     def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
         """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
@@ -303,17 +315,17 @@ class Decider:
         self._is_draining = True
         return self._batcher.drain(timeout_s)
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """(whether requests are answered, the document of `/health`)"""
+    def health(self) -> tuple[ApiError | None, dict[str, Any]]:
+        """(why a request sent now would not be answered, the document of `/health`)"""
         error = self.unready() or self._batcher.find_overload(1)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message
         loaded, config = self._loaded, self.config
         if loaded is None:
-            return False, {**status, "model": config.served_name or Path(config.model).name}
+            return error, {**status, "model": config.served_name or Path(config.model).name}
         prompter, checkpoint = loaded.prompter, loaded.checkpoint
-        return error is None, {
+        return error, {
             **status,
             "model": checkpoint.name,
             "source": checkpoint.source,
@@ -362,6 +374,8 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
     started = time.monotonic()
     is_same = True
+    for ids in loaded.prompter.beginnings():
+        loaded.engine.keep_beginning(ids)
     for encoding in loaded.prompter.encodings:
         rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)

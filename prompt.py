@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import string
 from array import array
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
@@ -15,6 +15,7 @@ from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, strip_fe
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
+VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # what these have in common is the template's
 MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
 
 
@@ -37,6 +38,11 @@ class Row:
     @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def key(self) -> Hashable:
+        """Rows with the same key have the same scores."""
+        return self.input_ids.tobytes(), self.reads
 
 
 class Prompter:
@@ -69,6 +75,17 @@ class Prompter:
         memo = Memo()  # the questions of a request share most of their text
         groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
         return [self._row(*self._writer.write(encoding, state, state_text, group), group, memo) for group in groups]
+
+    def beginnings(self) -> list[bytes]:
+        """For each encoding, the tokens (int32) that every prompt starts with, whatever is asked about what."""
+        found = []
+        for encoding in self.encodings:
+            requests = (Request(state, _sample_questions("b"), encoding=encoding) for state in VARIED_STATES)
+            rows = [row for request in requests for row in self.render(request)]
+            places = zip(*(row.input_ids[: row.num_shared] for row in rows), strict=False)  # up to the shortest
+            same = takewhile(lambda tokens: len(set(tokens)) == 1, places)
+            found.append(array("i", [tokens[0] for tokens in same]).tobytes())
+        return found
 
     def _row(self, text: str, num_shared_chars: int, questions: tuple[Question, ...], memo: Memo) -> Row:
         limit = self.max_tokens

@@ -62,8 +62,9 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
         return [*checks, Check("model", "skip", "not looked at: packages are missing")]
     checkpoint, folder = check_checkpoint(config)
     of_model = [*check_device(config), checkpoint]
-    if all(check.status != "fail" for check in of_model):
-        of_model.append(check_memory(config, folder))
+    if folder is not None and all(check.status != "fail" for check in of_model):
+        dtype, choice = check_dtype(config, folder)
+        of_model += [dtype, check_memory(config, folder, choice)]
     if open_decider is not None:
         can_load = folder is not None and all(check.status != "fail" for check in of_model)
         skipped = Check("answer", "skip", "not tried: see above")
@@ -152,36 +153,45 @@ def check_files(config: Config) -> Check:
 
 
 def check_device(config: Config) -> list[Check]:
-    """The device, its kernels, and a product in the number format that would be used."""
+    """And the kernels for it."""
     import torch
 
-    from engine import choose_device, choose_dtype
+    from engine import choose_device
 
     try:
         device = choose_device(config.device)
     except StartupError as err:
         advice = "see that nvidia-smi lists a GPU and that torch is not a CPU build, or use --device cpu"
         return [Check("device", "fail", str(err), advice)]
-    dtype = choose_dtype(config.dtype, device)
     if device.type == "cuda":
-        names = f"{torch.cuda.get_device_name()}, driver for CUDA {torch.version.cuda}"
-        checks = [Check("device", "ok", names), *check_packages("requirements-cuda.txt"), check_kernels()]
-    else:
-        capability = torch.backends.cpu.get_cpu_capability()
-        checks = [Check("device", "ok", f"CPU, {torch.get_num_threads()} threads, {capability}")]
+        name = f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+        return [Check("device", "ok", name), *check_packages("requirements-cuda.txt"), check_kernels()]
+    capability = torch.backends.cpu.get_cpu_capability()
+    return [Check("device", "ok", f"CPU, {torch.get_num_threads()} threads, {capability}")]
+
+
+def check_dtype(config: Config, folder: Path) -> tuple[Check, str]:
+    """A product in the number format that would be used, and its name."""
+    import torch
+
+    import tuning
+    from engine import choose_device
+
+    device = choose_device(config.device)
+    choice = tuning.choose(folder, device, config)
+    name = str(choice.dtype).removeprefix("torch.")
+    found = f"{name} on {device}: {choice.reasons['dtype']}"
     try:
-        matrix = torch.ones((64, 64), device=device, dtype=dtype)
+        matrix = torch.ones((64, 64), device=device, dtype=choice.dtype)
         is_right = bool((matrix @ matrix == 64).all())
     except RuntimeError as err:
-        reason = str(err).splitlines()[0]
-        return [*checks, Check("dtype", "fail", f"{config.dtype} on {device}: {reason}", "use --dtype float32")]
-    name = str(dtype).removeprefix("torch.")
+        is_right, found = False, f"{found}: {str(err).splitlines()[0]}"
     if not is_right:
-        return [*checks, Check("dtype", "fail", f"{name} on {device} computes wrongly", "use --dtype float32")]
+        return Check("dtype", "fail", f"{found}, and it does not compute", "use --dtype float32"), name
     if device.type == "cpu" and name == "bfloat16" and not has_bfloat16(Path("/proc/cpuinfo")):
         advice = "use --dtype float32, unless memory is short"
-        return [*checks, Check("dtype", "warn", "bfloat16 works, but this CPU has no instructions for it", advice)]
-    return [*checks, Check("dtype", "ok", f"{name} on {device}")]
+        return Check("dtype", "warn", f"{found}; this CPU has no instructions for it", advice), name
+    return Check("dtype", "ok", found), name
 
 
 def has_bfloat16(cpuinfo: Path) -> bool:
@@ -217,14 +227,11 @@ def check_checkpoint(config: Config) -> tuple[Check, Path | None]:
     return Check("checkpoint", "ok", found), checkpoint.folder
 
 
-def check_memory(config: Config, folder: Path | None) -> Check:
-    if folder is None:
-        return Check("memory", "skip", "not looked at: there is no checkpoint to measure")
+def check_memory(config: Config, folder: Path, dtype: str) -> Check:
     from checkpoint import weight_files
-    from engine import choose_device, choose_dtype
+    from engine import choose_device
 
     device = choose_device(config.device)
-    dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
     try:
         num_weights = sum(count_weights(path) for path in weight_files(folder))
     except (OSError, ValueError, LookupError, struct.error):

@@ -23,6 +23,9 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "graphs": {"torch"},
+        "prefix": {"torch"},
+        "weights": {"torch", "safetensors"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
@@ -30,6 +33,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
+        "heads": {"torch", "safetensors"},
     },
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
@@ -39,7 +43,15 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "prompt": set(),
     },
     {
-        "engine": {"torch", "safetensors", "transformers"},
+        "inputs": {"torch"},
+        "tuning": {"torch"},
+    },
+    {
+        "fast": {"torch", "safetensors", "tqdm"},
+        "library": {"torch", "safetensors", "transformers"},
+    },
+    {
+        "engine": {"torch"},
     },
     {
         "decider": {"transformers"},
