@@ -113,8 +113,8 @@ class Answered:
     num_tokens: int
 
 
-def load(config: Config) -> Loaded:
-    """Verify, then load. Worker thread only. Raises `StartupError`."""
+def set_environment(config: Config) -> None:
+    """What the libraries look for once, when they are imported. Call before torch, transformers or the Hub's are."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
     # Read when torch loads OpenMP, whose threads spin while they wait for each other: with nothing set, a busy second
     # core made a pass of 24 ms take 740
@@ -123,6 +123,11 @@ def load(config: Config) -> Loaded:
     # name: a container may have neither. One that exists is not made.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
     set_hub_environment(config)
+
+
+def load(config: Config) -> Loaded:
+    """Verify, then load. Worker thread only. Raises `StartupError`."""
+    set_environment(config)
     with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
         verifying = pool.submit(verify, find_checkpoint(config))
         from transformers import AutoTokenizer

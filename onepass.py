@@ -13,6 +13,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - said before what an older Python
 
 import argparse
 import dataclasses
+import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -26,25 +27,24 @@ if TYPE_CHECKING:
     from decider import Decider
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 2, 130, 141  # the last two as a shell says them
-# The settings that mean something without HTTP
-MODEL_SETTINGS = frozenset(
+# The settings that mean nothing in a process of one's own; all others are flags of every command
+HTTP_SETTINGS = frozenset(
     (
-        "model",
-        "revision",
-        "require_manifest",
-        "served_name",
-        "backend",
-        "device",
-        "dtype",
-        "encoding",
-        "max_batch_rows",
-        "max_batch_tokens",
-        "share_state",
-        "state_cache_mb",
-        "max_prompt_tokens",
-        "verbose",
+        "host",
+        "port",
+        "strict_model",
+        "api_key_file",
+        "allowed_origins",
+        "batch_window_ms",
+        "max_queued_rows",
+        "max_connections",
+        "timeout_s",
+        "read_timeout_s",
+        "idle_timeout_s",
+        "drain_s",
     )
 )
+MODEL_SETTINGS = frozenset(item.name for item in dataclasses.fields(Config)) - HTTP_SETTINGS
 QUEUE_PATIENCE_S = 3600.0  # a line of a batch may wait for those before it: nobody has hung up
 
 OpenDecider = Callable[[Config], "Decider"]
@@ -162,7 +162,7 @@ def batch(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
 def doctor(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
     import tool_doctor
 
-    set_up_logging(is_verbose=False)
+    set_up_log(is_verbose=False)
     checks = tool_doctor.run(lambda: read_config(vars(arguments)), open_decider if arguments.load else None)
     tool_doctor.show(checks, as_json=arguments.json)
     return EXIT_FAILURE if any(check.status == "fail" for check in checks) else 0
@@ -182,8 +182,15 @@ def bench(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
 
 def settings(arguments: argparse.Namespace) -> Config:
     config = read_config(vars(arguments), names=MODEL_SETTINGS)
-    set_up_logging(is_verbose=config.verbose)
+    set_up_log(is_verbose=config.verbose)
     return config
+
+
+def set_up_log(*, is_verbose: bool) -> None:
+    """As the server's, without what it says when all is well."""
+    set_up_logging(is_verbose=is_verbose)
+    if not is_verbose:
+        logging.getLogger().setLevel(logging.WARNING)
 
 
 def load_decider(config: Config) -> Decider:

@@ -60,6 +60,10 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     checks += [Check("settings", "ok", "they fit together"), check_port(config), check_key(config), check_files(config)]
     if not has_packages:
         return [*checks, Check("model", "skip", "not looked at: packages are missing")]
+    from decider import set_environment
+
+    set_environment(config)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a check downloads nothing
     checkpoint, folder = check_checkpoint(config)
     of_model = [*check_device(config), checkpoint]
     if folder is not None and all(check.status != "fail" for check in of_model):
@@ -208,8 +212,7 @@ def check_kernels() -> Check:
 
 
 def check_checkpoint(config: Config) -> tuple[Check, Path | None]:
-    """And where it lies on this disk. Downloads nothing."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    """And where it lies on this disk."""
     from checkpoint import open_checkpoint
 
     try:

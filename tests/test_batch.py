@@ -457,7 +457,7 @@ def test_a_killed_run_on_the_shipped_model_is_gone_on_with(
         process.send_signal(signum)
         assert process.wait(PATIENCE_S) == (-signum if signum == signal.SIGKILL else onepass.EXIT_INTERRUPTED)
     done = output.read_bytes()
-    assert done.endswith(b"\n")
+    assert done.endswith(b"\n") or not done
     if not flags:
         assert 59 <= done.count(b"\n") < 299
         output.write_bytes(done[:-30])  # as if the last write had been cut

@@ -426,5 +426,6 @@ def test_bench_says_why_a_cell_cannot_be_measured(
     assert re.fullmatch(r"the prompt has \d+ tokens; the limit is 300", failed["long"])
 
 
-def test_every_setting_of_the_tool_is_one_of_the_servers() -> None:
-    assert {item.name for item in fields(Config)} >= onepass.MODEL_SETTINGS
+def test_the_settings_left_out_are_settings() -> None:
+    assert {item.name for item in fields(Config)} >= onepass.HTTP_SETTINGS
+    assert {"model", "dtype", "verbose"} <= onepass.MODEL_SETTINGS
