@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,6 +287,19 @@ def test_what_cannot_work_is_one_line_and_no_model_is_loaded(
     assert tool.err == f"onepass: {message}\n"
     assert tool.configs == []
     assert {name: (tmp_path / name).read_text() for name in files} == files
+
+
+def test_a_terminal_sees_how_far_it_is(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(line(1) + "{}\n")
+    assert tool("batch", source, "--output", output) == 1
+    assert "/2" not in tool.err
+    source.write_text(line(1) + "{}\n" + line(3))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert tool("batch", source, "--output", output) == 1
+    assert " 1/3 [" in tool.err  # one was answered before
+    assert " 3/3 [" in tool.err
+    assert "\ronepass: line 2: questions: is required" in tool.err  # a line of its own, above the bar
 
 
 def test_two_runs_do_not_write_one_file(tool: Tool, tmp_path: Path) -> None:
