@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -52,6 +53,17 @@ LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
+# What must be set before torch loads, unless it is set already.
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # handler threads are the parallelism
+    # OpenMP's threads spin while they wait for each other: with nothing set, a busy second core made a pass of 24 ms
+    # take 740
+    "GOMP_SPINCOUNT": "1000",
+    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
+    # name: a container may have neither. One that exists is not made.
+    "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
+    "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
+}
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
 WARM_UP_QUESTIONS = (
     Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
@@ -86,6 +98,7 @@ class Pending:
     request: Request
     ticket: Ticket
     started_at: float
+    stages_ms: dict[str, float]  # "parse" and "render"
 
     @property
     def future(self) -> Future[list[Any]]:
@@ -107,21 +120,16 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Answered:
     body: bytes
-    queue_ms: float
-    model_ms: float
+    stages_ms: dict[str, float]  # "queue", "model", the batches that its rows were part of, and "readout"
     num_rows: int
     num_tokens: int
 
 
 def set_environment(config: Config) -> None:
     """What the libraries look for once, when they are imported. Call before torch, transformers or the Hub's are."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
-    # Read when torch loads OpenMP, whose threads spin while they wait for each other: with nothing set, a busy second
-    # core made a pass of 24 ms take 740
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
-    # name: a container may have neither. One that exists is not made.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
+    logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
     set_hub_environment(config)
 
 
@@ -245,17 +253,20 @@ class Decider:
         if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
             raise error
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
-            request, rows = self._read(body, content_type)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at)
+            request, rows, stages_ms = self._read(body, content_type)
+        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at, stages_ms)
 
-    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row]]:
+    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row], dict[str, float]]:
         assert self._loaded is not None
+        started = time.monotonic()
         request = parse_request(body, content_type)
+        parsed = time.monotonic()
         if request.has_images:
             raise BadRequest("this model reads text only: send no images and no assets")
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        return request, self._loaded.prompter.render(request)
+        rows = self._loaded.prompter.render(request)
+        return request, rows, {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -273,6 +284,7 @@ class Decider:
         except CancelledError:
             raise DeadlineExceeded("the request was given up", retry_after_s=1) from None
         assert self._loaded is not None
+        resolved = time.monotonic()
         decision = self._loaded.prompter.decision
         answers = {}
         scores = (question for row in results for question in row)
@@ -285,8 +297,12 @@ class Decider:
         num_tokens = pending.num_tokens
         latency_ms = (time.monotonic() - pending.started_at) * 1000
         body = encode_response(model=self.model_name, answers=answers, input_tokens=num_tokens, latency_ms=latency_ms)
-        queue_ms = (ticket.started_at - ticket.queued_at) * 1000
-        return Answered(body, queue_ms, ticket.model_s * 1000, pending.num_rows, num_tokens)
+        stages_ms = {
+            "queue": (ticket.started_at - ticket.queued_at) * 1000,
+            "model": ticket.model_s * 1000,
+            "readout": (time.monotonic() - resolved) * 1000,
+        }
+        return Answered(body, stages_ms, pending.num_rows, num_tokens)
 
     def decide(self, body: bytes) -> bytes:
         """Request body in, response body out, without a server. Raises `ApiError`."""
@@ -390,6 +406,7 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}
 
 
+@lru_cache(maxsize=1)  # reading them takes milliseconds, and /health is asked for every few seconds
 def versions() -> dict[str, str]:
     found = {"onepass": VERSION, "python": platform.python_version()}
     for name in PACKAGES:

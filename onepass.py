@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config, Parser, add_flags, read_config
 from errors import ApiError, StartupError, explain
-from process import CONTROL_CHARACTERS, set_up_logging
+from process import printable, set_up_logging
 
 if TYPE_CHECKING:
     from decider import Decider
@@ -42,6 +42,7 @@ HTTP_SETTINGS = frozenset(
         "read_timeout_s",
         "idle_timeout_s",
         "drain_s",
+        "log_json",
     )
 )
 MODEL_SETTINGS = frozenset(item.name for item in dataclasses.fields(Config)) - HTTP_SETTINGS
@@ -201,9 +202,8 @@ def load_decider(config: Config) -> Decider:
 
 def complain(text: str) -> None:
     """One line on stderr, whatever `text` holds."""
-    line = text.translate(CONTROL_CHARACTERS)
     try:
-        os.write(2, f"onepass: {line}\n".encode("utf-8", "backslashreplace"))
+        os.write(2, f"onepass: {printable(text)}\n".encode())
     except OSError:  # nobody reads it; the exit code says it too
         return
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from config import API_KEY_VARIABLE
 from errors import StartupError, explain
-from process import CONTROL_CHARACTERS
+from process import printable
 from tool_files import parse, read_file, read_questions_file
 from wire import parse_request
 
@@ -128,7 +128,7 @@ def show(answer: bytes, questions: Mapping[str, Any], *, as_json: bool) -> None:
 
 def plain(value: Any, style: str = "") -> Text:
     """Text of a request as it stands: no markup, and nothing that a terminal would obey."""
-    return Text(as_text(value).translate(CONTROL_CHARACTERS), style)
+    return Text(printable(as_text(value)), style)
 
 
 def as_text(value: Any) -> str:

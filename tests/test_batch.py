@@ -99,7 +99,7 @@ BAD_LINES = {
     ),
     "a question with a line end in its id": (
         line(1, questions={"q\n\x1b[2J": {"type": "noul"}}).encode(),
-        "questions.q\\x0a\\x1b[2J.noul.instructions: a noul needs instructions, or criteria with a description of true or false",
+        "questions.q\\n\\x1b[2J.noul.instructions: a noul needs instructions, or criteria with a description of true or false",
     ),
     "an id that is none": (
         line(1, id=[1]).encode(),
@@ -299,7 +299,7 @@ def test_a_terminal_sees_how_far_it_is(tool: Tool, tmp_path: Path, monkeypatch: 
     assert tool("batch", source, "--output", output) == 1
     assert " 1/3 [" in tool.err  # one was answered before
     assert " 3/3 [" in tool.err
-    assert "\ronepass: line 2: questions: is required" in tool.err  # a line of its own, above the bar
+    assert "\ronepass: line 2: state: is required" in tool.err  # a line of its own, above the bar
 
 
 def test_two_runs_do_not_write_one_file(tool: Tool, tmp_path: Path) -> None:
