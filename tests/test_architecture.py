@@ -61,6 +61,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "handler": set(),
         "openapi": {"pydantic"},
+        "page": set(),
     },
     {
         "routes": set(),
