@@ -253,7 +253,7 @@ function focusFirstProblem() {
   if (!first) return;
   const target = first.matches("input, select, textarea") ? first : first.querySelector("input") || first.closest("section").querySelector("button");
   target.focus({ preventScroll: true });
-  first.scrollIntoView({ block: "center", behavior: "smooth" });
+  first.scrollIntoView({ block: "center" });
 }
 
 function showBanner(message, detail = "") {
@@ -409,7 +409,7 @@ function showAnswers(text, questions, headers, elapsed) {
     "li", {}, make("i", { className: `stage-${place + 1}` }), `${stage} ${milliseconds(ms)}`,
   )));
   $("figures").hidden = false;
-  if (matchMedia("(max-width: 860px)").matches) $("result").scrollIntoView({ behavior: "smooth" });
+  if (matchMedia("(max-width: 860px)").matches) $("result").scrollIntoView();
 }
 
 // Code
