@@ -251,6 +251,8 @@ class Engine:
             tuning.choose_threads(run, self._body.hidden_size, self._choice.reasons)
         cost = CostModel.fit(tuning.time_passes(run, self.device, self.max_tokens))
         tokens = cost.launch_s / cost.token_s if cost.token_s else MAX_LAUNCH_TOKENS
+        for what, reason in self._choice.reasons.items():
+            logger.info("chosen: %s %s", what, reason)
         launch_tokens = 2 ** round(math.log2(min(MAX_LAUNCH_TOKENS, max(MIN_LAUNCH_TOKENS, tokens))))
         return CostModel(launch_s=launch_tokens, token_s=1)  # in tokens: only ratios matter
 
