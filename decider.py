@@ -54,6 +54,17 @@ LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
+# What must be set before torch loads, unless it is set already.
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # handler threads are the parallelism
+    # OpenMP's threads spin while they wait for each other: with nothing set, a busy second core made a pass of 24 ms
+    # take 740
+    "GOMP_SPINCOUNT": "1000",
+    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
+    # name: a container may have neither. One that exists is not made.
+    "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
+    "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
+}
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
 WARM_UP_QUESTIONS = (
     Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
@@ -117,13 +128,9 @@ class Answered:
 
 def load(config: Config) -> Loaded:
     """Verify, then load. Worker thread only. Raises `StartupError`."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
-    # Read when torch loads OpenMP, whose threads spin while they wait for each other: with nothing set, a busy second
-    # core made a pass of 24 ms take 740
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
-    # name: a container may have neither. One that exists is not made.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
+    logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
     set_hub_environment(config)
     with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
         verifying = pool.submit(verify, find_checkpoint(config))

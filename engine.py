@@ -21,7 +21,7 @@ import tuning
 from checkpoint import Checkpoint
 from config import Config
 from errors import OutOfMemory, StartupError
-from fast import CUDA_LADDER, Buffers, FastBody, Shape, graph_shapes
+from fast import CUDA_LADDER, MAX_PAST_TOKENS, Buffers, FastBody, Shape, graph_shapes
 from graphs import CudaBackend, Graphs
 from inputs import split_scores
 from library import LibraryBody
@@ -34,9 +34,8 @@ from template import Readout
 logger = logging.getLogger(__name__)
 
 ID_BYTES = 4  # of a token id, int32
-MAX_SHARED_TOKENS = 1 << 17  # keys and values of rows that continue one prefix are laid out for each of them
 MAX_NEW_PREFIXES = 64  # held at once beside the cache, where rows of several run together
-MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 64, 4096
+MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
@@ -157,7 +156,7 @@ class Engine:
             groups = [first_fit(self._body.ladder.pasts, past) for past in pasts]
         for batch in plan_batches(lengths, self._cost, self._suffix_limits, groups):
             longest = max(rows[members[place]].num_tokens for place in batch.rows)
-            most = max(1, MAX_SHARED_TOKENS // longest)
+            most = max(1, MAX_PAST_TOKENS // longest)
             for start in range(0, len(batch.rows), most):
                 yield [members[place] for place in batch.rows[start : start + most]]
 

@@ -51,7 +51,7 @@ CUDA_LADDER = Ladder(
     scores=32,
 )
 COMMON_ROWS, COMMON_WIDTH, COMMON_PAST = 8, 512, 512  # what `--fast-start` waits for
-MAX_PAST_TOKENS = 1 << 16  # of all rows of one pass that continue others
+MAX_PAST_TOKENS = 1 << 16  # before the rows of one pass: keys and values are laid out for each of them
 
 
 class Shape(NamedTuple):
