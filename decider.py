@@ -1,21 +1,20 @@
 """The whole decision in process: verify, load, validate, render, batch, answer. `server.py` puts HTTP over it.
 
-decider = Decider(Config())
-decider.start()
-decider.ready.wait()
-print(decider.decide(b'{"state": "…", "questions": {…}}'))
+with Decider(Config()) as decider:
+    print(decider.ask("I want my money back!", {"refund": {"type": "noul", "instructions": "Is a refund wanted?"}}))
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -126,12 +125,17 @@ class Answered:
     num_tokens: int
 
 
-def load(config: Config) -> Loaded:
-    """Verify, then load. Worker thread only. Raises `StartupError`."""
+def set_environment(config: Config) -> None:
+    """What the libraries look for once, when they are imported. Call before torch, transformers or the Hub's are."""
     added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
     set_hub_environment(config)
+
+
+def load(config: Config) -> Loaded:
+    """Verify, then load. Worker thread only. Raises `StartupError`."""
+    set_environment(config)
     with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
         verifying = pool.submit(verify, find_checkpoint(config))
         from transformers import AutoTokenizer
@@ -183,6 +187,21 @@ class Decider:
     def start(self) -> None:
         """Load in the worker thread, then serve; returns at once."""
         self._worker.start()
+
+    def close(self) -> None:
+        """Admit nothing more, fail what waits with `ShuttingDown`, and let the batch in the model end."""
+        self.drain(0)
+        if self._worker.is_alive():
+            self._worker.join()
+
+    def __enter__(self) -> Decider:
+        """Load, and wait until questions are answered. Raises `StartupError`."""
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _work(self) -> None:
         started = time.monotonic()
@@ -288,6 +307,15 @@ class Decider:
     def decide(self, body: bytes) -> bytes:
         """Request body in, response body out, without a server. Raises `ApiError`."""
         return self.answer(self.submit(body)).body
+
+    def ask(self, state: Any, questions: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+        """The answer to one request, as the server gives it; `fields` are those beside state and questions.
+
+        Raises `ApiError` for a request that the server would refuse, `TypeError` for what JSON cannot hold.
+        """
+        body = json.dumps({"state": state, "questions": questions, **fields})
+        answer: dict[str, Any] = json.loads(self.decide(body.encode()))
+        return answer
 
     @property
     def model_name(self) -> str:

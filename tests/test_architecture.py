@@ -68,6 +68,16 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     },
     {
         "server": set(),
+        "tool_files": {"tqdm"},
+        "tool_bench": {"rich"},
+        "tool_doctor": {"torch", "fla"},
+    },
+    {
+        "tool_ask": {"rich"},
+        "tool_batch": {"tqdm"},
+    },
+    {
+        "onepass": set(),
     },
 )
 ALLOWED = {name: packages for layer in LAYERS for name, packages in layer.items()}
