@@ -23,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import assets
 import readout
 from batcher import Batcher, Ticket
 from checkpoint import Checkpoint, open_checkpoint, set_hub_environment
@@ -40,10 +41,9 @@ from errors import (
 from wire import Question, Request, encode_response, parse_request
 
 if TYPE_CHECKING:
-    from prompt import (
-        Prompter,
-        Row,
-    )  # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    from images import Picture, PictureReader
+    from prompt import Prompter, Row
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,8 @@ class Loaded:
     checkpoint: Checkpoint
     prompter: Prompter
     engine: EngineLike
+    reader: PictureReader | None = None
+    no_images_reason: str = "the engine has no vision tower"  # why there is no reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ class Pending:
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.ticket.rows)
 
+    @property
+    def num_image_tokens(self) -> int | None:
+        """None for a request without pictures."""
+        return sum(row.num_image_tokens for row in self.ticket.rows) if self.request.has_images else None
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -124,6 +131,7 @@ def load(config: Config) -> Loaded:
     from transformers import AutoTokenizer
 
     from engine import Engine
+    from images import PictureReader
     from prompt import Prompter
     from template import DecisionFormat
 
@@ -136,8 +144,16 @@ def load(config: Config) -> Loaded:
         ) from err
     engine = Engine(checkpoint, config, decision.readout)
     max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
-    prompter = Prompter(tokenizer, decision, max_tokens=max_tokens, encoding=config.encoding)
-    return Loaded(checkpoint, prompter, engine)
+    tower = engine.tower
+    prompter = Prompter(
+        tokenizer,
+        decision,
+        max_tokens=max_tokens,
+        encoding=config.encoding,
+        picture_tokens=tower.tokens if tower else None,
+    )
+    reader = PictureReader(tower.settings) if tower else None
+    return Loaded(checkpoint, prompter, engine, reader, engine.no_images_reason)
 
 
 class Decider:
@@ -213,18 +229,20 @@ class Decider:
             raise error
         if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
             raise error
+        deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
-            request, rows = self._read(body, content_type)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at)
+            request, rows = self._read(body, content_type, deadline)
+        return Pending(request, self._batcher.submit(rows, deadline - time.monotonic()), started_at)
 
-    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row]]:
+    def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row]]:
         assert self._loaded is not None
         request = parse_request(body, content_type)
-        if request.has_images:
-            raise BadRequest("this model reads text only: send no images and no assets")
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        return request, self._loaded.prompter.render(request)
+        if not request.has_images:
+            return request, self._loaded.prompter.render(request)
+        request, pictures = read_pictures(self._loaded, request, deadline)
+        return request, self._loaded.prompter.render(request, pictures)
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -253,7 +271,13 @@ class Decider:
             answers[question.id] = readout.answer(question, by_option)
         num_tokens = pending.num_tokens
         latency_ms = (time.monotonic() - pending.started_at) * 1000
-        body = encode_response(model=self.model_name, answers=answers, input_tokens=num_tokens, latency_ms=latency_ms)
+        body = encode_response(
+            model=self.model_name,
+            answers=answers,
+            input_tokens=num_tokens,
+            latency_ms=latency_ms,
+            image_tokens=pending.num_image_tokens,
+        )
         queue_ms = (ticket.started_at - ticket.queued_at) * 1000
         return Answered(body, queue_ms, ticket.model_s * 1000, pending.num_rows, num_tokens)
 
@@ -301,8 +325,8 @@ class Decider:
             "readout": prompter.decision.readout,
             "encoding": prompter.encoding,
             "encodings": prompter.encodings,
-            "images": False,
-            "images_reason": "this version reads text only",
+            "images": loaded.reader is not None,
+            "images_reason": "" if loaded.reader else loaded.no_images_reason,
             "max_prompt_tokens": prompter.max_tokens,
             "load_s": round(self._load_s, 3),
             "warm_up": self._warm_up,
@@ -329,6 +353,15 @@ class Decider:
             "object": "list",
             "data": [{"id": name, "object": "model", "created": created, "owned_by": "onepass"} for name in names],
         }
+
+
+def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Request, list[Picture]]:
+    """The request with marks where its pictures are shown, and these. Raises `BadRequest` or `DeadlineExceeded`."""
+    if loaded.reader is None:
+        raise BadRequest(f"this server reads text only ({loaded.no_images_reason}): send no images and no assets")
+    sources = assets.gather(request)
+    marked = assets.place(request, sources)
+    return marked, loaded.reader.read([(source.field, source.data) for source in sources], deadline)
 
 
 def is_finite(row_scores: list[list[float]]) -> bool:

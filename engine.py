@@ -26,6 +26,7 @@ from plan import CostModel, Limits, plan_batches
 from prompt import Row
 from state_cache import StateCache
 from template import Readout
+from tower import Tower
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,12 @@ LAUNCH_TOKENS = {"cpu": 64, "cuda": 2048}
 MIN_HIDDEN_FOR_THREADS = 512
 HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
 
-ID_BYTES = 4  # of a token id, int32
+# Pictures in one pass of the vision tower, and the patches that each is padded to where there are graphs: 256 are a
+# picture of 256 x 256 pixels, 784 the default of --max-pixels. On a CPU only pictures of one size run together.
+PICTURES = (1, 2, 4, 8)
+PATCHES = (256, 400, 576, 784, 1024, 1600, 2304, 4096)
+MAX_PATCHES = 8192
+LAUNCH_PATCHES = {"cpu": 64, "cuda": 1024}  # what starting a pass costs, in patches
 MAX_SHARED_TOKENS = 1 << 17  # keys and values of rows that continue one prefix are laid out for each of them
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
@@ -54,9 +60,11 @@ class Body(Protocol):
     max_tokens: int
 
     can_share: bool  # `begin` is there
+    tower: Tower | None
+    no_images_reason: str  # why there is no tower
 
-    def begin(self, ids: bytes) -> qwen3_5.Prefix:
-        """What these tokens, int32, leave behind for rows that begin with them."""
+    def begin(self, row: Row) -> qwen3_5.Prefix:
+        """What the row's `num_shared` first tokens leave behind for rows that begin with them."""
         ...
 
     def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
@@ -79,7 +87,7 @@ class Engine:
         torch.set_grad_enabled(False)
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
-        self._body = load_body(checkpoint.folder, config.backend, self.device, self.dtype)
+        self._body = load_body(checkpoint.folder, config, self.device, self.dtype)
         self.max_tokens = self._body.max_tokens
         if self.device.type == "cpu" and self._body.hidden_size < MIN_HIDDEN_FOR_THREADS:
             torch.set_num_threads(1)
@@ -94,6 +102,7 @@ class Engine:
 
     def describe(self) -> dict[str, Any]:
         """The engine's part of `/health`."""
+        tower = self._body.tower.describe() if self._body.tower else {}
         return {
             "backend": self._body.backend,
             "device": str(self.device),
@@ -104,7 +113,16 @@ class Engine:
             "state_cache_bytes": self._states.num_bytes,
             "tokens_computed": self.tokens_computed,
             "tokens_reused": self.tokens_reused,
+            **tower,
         }
+
+    @property
+    def tower(self) -> Tower | None:
+        return self._body.tower
+
+    @property
+    def no_images_reason(self) -> str:
+        return self._body.no_images_reason
 
     def forward(self, rows: list[Row]) -> list[Scores]:
         """Raw option scores in float32 arithmetic, one list a row, in row order; a score may be NaN."""
@@ -126,16 +144,16 @@ class Engine:
         so that its answers are the same however often they are asked for and with what."""
         if not self._shares or row.num_shared < LAUNCH_TOKENS[self.device.type]:
             return None
-        return row.input_ids[: row.num_shared].tobytes()
+        return row.shared_key()
 
-    def _begin(self, ids: bytes) -> qwen3_5.Prefix:
-        prefix = self._states.get(ids)
+    def _begin(self, row: Row, key: bytes) -> qwen3_5.Prefix:
+        prefix = self._states.get(key)
         if prefix is None:
-            prefix = self._body.begin(ids)
-            self._states.put(ids, prefix)
-            self.tokens_computed += len(ids) // ID_BYTES
+            prefix = self._body.begin(row)
+            self._states.put(key, prefix)
+            self.tokens_computed += row.num_shared
         else:
-            self.tokens_reused += len(ids) // ID_BYTES
+            self.tokens_reused += row.num_shared
         return prefix
 
     def _score(self, rows: list[Row], shared: bytes | None) -> list[Scores]:
@@ -143,9 +161,10 @@ class Engine:
         if shared is None:
             states = self._body.read(rows)
         else:
-            states = self._body.read(rows, self._begin(shared), len(shared) // ID_BYTES)
-            self.tokens_reused += (len(rows) - 1) * (len(shared) // ID_BYTES)
-        self.tokens_computed += sum(row.num_tokens for row in rows) - len(rows) * (len(shared or b"") // ID_BYTES)
+            states = self._body.read(rows, self._begin(rows[0], shared), rows[0].num_shared)
+            self.tokens_reused += (len(rows) - 1) * rows[0].num_shared
+        num_shared = 0 if shared is None else rows[0].num_shared
+        self.tokens_computed += sum(row.num_tokens - num_shared for row in rows)
         states = states.float()
         flat = self._label_scores(rows, states) if self._pointer is None else self._pointer_scores(rows, states)
         values = iter(flat.tolist())  # the batch's one copy from the device
@@ -205,12 +224,12 @@ class PointerHead:
         return ((options @ self.key.T) * (ends @ self.query.T)).sum(-1).div(len(self.query) ** 0.5)
 
 
-def pad(rows: list[Row], device: torch.device, start: int = 0) -> Tensor:
-    """(B, T) ids from `start` on, padded on the right with zeros, which a causal model never reads."""
-    input_ids = torch.zeros((len(rows), max(row.num_tokens for row in rows) - start), dtype=torch.long)
-    for index, row in enumerate(rows):
-        ids = torch.frombuffer(row.input_ids, dtype=torch.int32)
-        input_ids[index, : row.num_tokens - start] = ids[start:]
+def pad(rows: list[Row], device: torch.device, start: int = 0, end: int | None = None) -> Tensor:
+    """(B, T) ids from `start` on, up to `end`, padded on the right with zeros, which a causal model never reads."""
+    parts = [torch.frombuffer(row.input_ids, dtype=torch.int32)[start:end] for row in rows]
+    input_ids = torch.zeros((len(rows), max(map(len, parts))), dtype=torch.long)
+    for index, ids in enumerate(parts):
+        input_ids[index, : len(ids)] = ids
     return input_ids.to(device)
 
 
@@ -230,39 +249,67 @@ class FastBody:
     backend = "fast"
     can_share = True
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, config: Config, device: torch.device, dtype: torch.dtype) -> None:
         """Raises `qwen3_5.UnsupportedModel` for a configuration it does not cover, `StartupError` for bad weights."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self._spec = qwen3_5.Spec.from_config(config)
-        try:
-            self._weights = qwen3_5.load_weights(self._spec, SafetensorsReader(weight_files(folder)), device, dtype)
-        except (qwen3_5.BadWeights, SafetensorError) as err:
-            raise StartupError(f"{folder} cannot be loaded: {err}") from None
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._spec = qwen3_5.Spec.from_config(document)
         self._device = device
         self.hidden_size = self._spec.hidden_size
-        self.max_tokens = config.get("text_config", config).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
+        self.max_tokens = document.get("text_config", document).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
+        self.tower, self.no_images_reason = None, "the server was started with --no-images"
+        try:
+            reader = SafetensorsReader(weight_files(folder))
+            self._weights = qwen3_5.load_weights(self._spec, reader, device, dtype)
+            if config.images:
+                self._load_tower(folder, document, reader, config)
+        except (qwen3_5.BadWeights, SafetensorError) as err:
+            raise StartupError(f"{folder} cannot be loaded: {err}") from None
 
-    def begin(self, ids: bytes) -> qwen3_5.Prefix:
-        input_ids = torch.frombuffer(bytearray(ids), dtype=torch.int32).long().to(self._device)[None]
-        positions = torch.arange(input_ids.shape[1], device=self._device)[None]
-        _, prefix = qwen3_5.forward(
-            self._spec, self._weights, positions=positions, input_ids=input_ids, want_prefix=True
-        )
+    def _load_tower(self, folder: Path, document: dict[str, Any], reader: SafetensorsReader, config: Config) -> None:
+        has_graphs = self._device.type == "cuda"
+        try:
+            self.tower = Tower.load(
+                folder,
+                document,
+                reader,
+                self._device,
+                self._weights.dtype,
+                max_pixels=config.max_pixels,
+                cost=CostModel(launch_s=LAUNCH_PATCHES[self._device.type], token_s=1),
+                limits=Limits(
+                    MAX_PATCHES,
+                    PICTURES[-1],
+                    widths=PATCHES if has_graphs else (),
+                    heights=PICTURES if has_graphs else (),
+                ),
+                cache_bytes=config.image_cache_mb << 20,
+            )
+            self.no_images_reason = ""
+        except qwen3_5.UnsupportedModel as err:
+            self.no_images_reason = str(err)
+
+    def begin(self, row: Row) -> qwen3_5.Prefix:
+        inputs = self._inputs([row], 0, row.num_shared)
+        _, prefix = qwen3_5.forward(self._spec, self._weights, **inputs, want_prefix=True)
         assert prefix is not None
         return prefix
 
     def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
-        input_ids = pad(rows, self._device, num_shared)
         places = read_places(rows, num_shared)
         widest = max(map(len, places))
         read = torch.tensor([row + row[:1] * (widest - len(row)) for row in places], device=self._device)
-        positions = torch.arange(num_shared, num_shared + input_ids.shape[1], device=self._device).expand(
-            input_ids.shape
-        )
-        hidden, _ = qwen3_5.forward(
-            self._spec, self._weights, positions=positions, input_ids=input_ids, read=read, prefix=prefix
-        )
+        inputs = self._inputs(rows, num_shared, None)
+        hidden, _ = qwen3_5.forward(self._spec, self._weights, **inputs, read=read, prefix=prefix)
         return torch.cat([states[: len(row)] for states, row in zip(hidden, places, strict=True)])
+
+    def _inputs(self, rows: list[Row], start: int, end: int | None) -> dict[str, Tensor]:
+        """Tokens or embeddings, and positions, of the rows from `start` to `end`."""
+        input_ids = pad(rows, self._device, start, end)
+        if self.tower is not None and any(row.pictures for row in rows):
+            embeds, places = self.tower.inputs(rows, input_ids, start, self._weights.embed)
+            return {"embeds": embeds, "positions": places}
+        positions = torch.arange(start, start + input_ids.shape[1], device=self._device).expand(input_ids.shape)
+        return {"input_ids": input_ids, "positions": positions}
 
     def logits(self, states: Tensor, ids: Tensor) -> Tensor:
         return dot_rows(states, self._weights.head, ids)
@@ -287,6 +334,8 @@ class LibraryBody:
     """The Hugging Face library's own model class."""
 
     backend = "transformers"
+    tower = None
+    no_images_reason = "--backend transformers reads text only"
     can_share = False  # a cache of the library's is changed by who continues it
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
@@ -303,7 +352,7 @@ class LibraryBody:
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._check_head()
 
-    def begin(self, ids: bytes) -> qwen3_5.Prefix:
+    def begin(self, row: Row) -> qwen3_5.Prefix:
         raise NotImplementedError
 
     def read(self, rows: list[Row], prefix: qwen3_5.Prefix | None = None, num_shared: int = 0) -> Tensor:
@@ -336,13 +385,13 @@ class LibraryBody:
             raise StartupError("what this architecture does to its logits is not known; it cannot be served")
 
 
-def load_body(folder: Path, backend: str, device: torch.device, dtype: torch.dtype) -> Body:
+def load_body(folder: Path, config: Config, device: torch.device, dtype: torch.dtype) -> Body:
     """`auto` takes our forward where it covers the configuration. Raises `StartupError`."""
-    if backend != "transformers":
+    if config.backend != "transformers":
         try:
-            return FastBody(folder, device, dtype)
+            return FastBody(folder, config, device, dtype)
         except qwen3_5.UnsupportedModel as err:
-            if backend == "fast":
+            if config.backend == "fast":
                 raise StartupError(f"--backend fast does not cover this checkpoint ({err}); use transformers") from None
             logger.info("backend: transformers, since the fast one does not cover this checkpoint: %s", err)
     return LibraryBody(folder, device, dtype)

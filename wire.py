@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from body import RepeatedKeys, read_json, read_multipart
 from errors import InvalidRequest
+from tokens import MAX_PICTURES
 
 MAX_QUESTIONS = 512
 MAX_OPTIONS = 255
@@ -41,6 +42,7 @@ SIDES_ALLOWED = (
 )
 QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
 IMAGES_ALLOWED = "an object of pictures by name or an array of pictures"
+ASSETS_ALLOWED = "an object of pictures by placeholder"
 TYPE_ALLOWED = "'noul', 'choice' or 'score'"
 
 
@@ -80,6 +82,12 @@ def _sides(value: object) -> object:
 def _images(value: object) -> object:
     if not isinstance(value, (dict, list)):
         raise _must(IMAGES_ALLOWED, "images_type")
+    return value
+
+
+def _assets(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _must(ASSETS_ALLOWED, "assets_type")
     return value
 
 
@@ -126,7 +134,39 @@ Sides = Annotated[
     AfterValidator(_sides),
     _schema(type="object", properties=dict.fromkeys(NOUL_ALIASES, _NULLABLE_TEXT), additionalProperties=False),
 ]
-Images = Annotated[Any, AfterValidator(_images), _schema(anyOf=[{"type": "object"}, {"type": "array"}])]
+_PICTURE = {  # what the server says of its pictures stands in docs/images.md
+    "anyOf": [
+        {"type": "string", "description": "base64 or a data: URL"},
+        {
+            "type": "object",
+            "properties": {"content_type": {"type": "string"}, "base64": {"type": "string"}},
+            "required": ["base64"],
+        },
+    ]
+}
+_ASSET = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "image"},
+        **{key: {"type": "string"} for key in ("format", "data_base64", "part")},
+    },
+    "required": ["type"],
+}
+Images = Annotated[
+    Any,
+    AfterValidator(_images),
+    _schema(
+        anyOf=[
+            {"type": "object", "additionalProperties": _PICTURE, "maxProperties": MAX_PICTURES},
+            {"type": "array", "items": _PICTURE, "maxItems": MAX_PICTURES},
+        ]
+    ),
+]
+Assets = Annotated[
+    Any,
+    AfterValidator(_assets),
+    _schema(type="object", additionalProperties=_ASSET, maxProperties=MAX_PICTURES),
+]
 Options = Annotated[
     Any,
     AfterValidator(_options),
@@ -186,7 +226,7 @@ class Body(_Model):
     model: str | None = None
     encoding: Literal["joint", "per_question"] | None = None
     images: Images | None = None
-    assets: dict[str, Any] | None = None
+    assets: Assets | None = None
 
 
 _BODY = TypeAdapter(Body)
@@ -196,7 +236,6 @@ _ALLOWED = {  # what pydantic's own errors do not say
     ("questions",): QUESTIONS_ALLOWED,
     ("model",): "a string",
     ("encoding",): "'joint' or 'per_question'",
-    ("assets",): "an object of pictures by placeholder",
     ("choice", "criteria"): OPTIONS_ALLOWED,
     ("score", "criteria"): LEVELS_ALLOWED,
 }
@@ -222,6 +261,7 @@ class Request:
     images: Mapping[str, Any] | list[Any] | None = None
     assets: Mapping[str, Any] | None = None
     parts: Mapping[str, bytes] = field(default_factory=dict)
+    tail: str = ""  # marks of pictures that no text names: they are shown after the state
 
     @property
     def has_images(self) -> bool:

@@ -23,6 +23,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "images": {"PIL", "numpy", "torch", "torchvision"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
@@ -34,9 +35,14 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+        "assets": set(),
+        "vision": {"torch"},
     },
     {
         "prompt": set(),
+    },
+    {
+        "tower": {"torch", "numpy"},
     },
     {
         "engine": {"torch", "safetensors", "transformers"},

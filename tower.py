@@ -1,0 +1,182 @@
+"""Owns the loaded vision tower: which pictures are encoded together, what is kept of them, and how rows show them.
+
+Worker thread only. `vision.py` has the forward; this puts its embeddings and M-RoPE's positions among those of words.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import vision
+from images import Picture, Settings
+from plan import CostModel, Limits, plan_batches
+from prompt import PictureTokens, Row, Shown
+from qwen3_5 import BadWeights, TensorReader, UnsupportedModel
+from state_cache import StateCache
+
+MAX_KEPT_GRIDS = 64  # sizes of pictures; of 784 patches and width 1152 one takes 4 MB
+TOKEN_KEYS = {"start": "vision_start_token_id", "pad": "image_token_id", "end": "vision_end_token_id"}
+
+
+class Tower:
+    """The vision tower of a checkpoint."""
+
+    def __init__(
+        self,
+        spec: vision.Spec,
+        weights: vision.Weights,
+        settings: Settings,
+        tokens: PictureTokens,
+        *,
+        cost: CostModel,
+        limits: Limits,
+        cache_bytes: int,
+    ) -> None:
+        """`limits` counts patches and pictures; without `widths` only pictures of one size run together, unpadded."""
+        self.settings, self.tokens = settings, tokens
+        self._spec, self._weights = spec, weights
+        self._cost, self._limits = cost, limits
+        self._embeds: StateCache[Tensor] = StateCache(cache_bytes)
+        self._grid = functools.lru_cache(MAX_KEPT_GRIDS)(functools.partial(vision.make_grid, spec, weights))
+        self.num_encoded = self.num_reused = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        config: dict[str, Any],
+        tensors: TensorReader,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        max_pixels: int,
+        **limits: Any,
+    ) -> Tower:
+        """Raises `UnsupportedModel` for a checkpoint that sees nothing or not in the way known here, `BadWeights`."""
+        if not isinstance(config.get("vision_config"), dict) or not vision.has_weights(tensors):
+            raise UnsupportedModel("the checkpoint has no vision tower")
+        spec = vision.Spec.from_config(config["vision_config"])
+        settings = Settings.load(folder, max_pixels)
+        if settings is None:
+            raise UnsupportedModel("the checkpoint has no preprocessor_config.json")
+        if (settings.patch_size, settings.merge_size) != (spec.patch_size, spec.spatial_merge_size):
+            raise UnsupportedModel("preprocessor_config.json and vision_config differ in patch or merge size")
+        ids = {name: config.get(key) for name, key in TOKEN_KEYS.items()}
+        vocab_size = config.get("text_config", config)["vocab_size"]
+        for name, id_ in ids.items():
+            if not isinstance(id_, int) or not 0 <= id_ < vocab_size:
+                raise BadWeights(f"config.json: {TOKEN_KEYS[name]} must be a token of the vocabulary, not {id_!r}")
+        if spec.out_hidden_size != config.get("text_config", config)["hidden_size"]:
+            raise BadWeights("config.json: out_hidden_size of the vision tower is not the model's hidden_size")
+        weights = vision.load_weights(spec, tensors, device, dtype)
+        return cls(spec, weights, settings, PictureTokens(**ids), **limits)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "image_cache_bytes": self._embeds.num_bytes,
+            "images_encoded": self.num_encoded,
+            "images_reused": self.num_reused,
+        }
+
+    def inputs(self, rows: Sequence[Row], input_ids: Tensor, start: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """What the text body is given for rows of which `input_ids` (B, T) are the tokens from `start` on.
+
+        Returns embeddings (B, T, hidden) and positions (3, B, T); `table` has the embeddings of words."""
+        batch, length = input_ids.shape
+        shown = [
+            (row * length + place.start - start, place.picture)
+            for row, one in enumerate(rows)
+            for place in one.pictures
+            if start <= place.start < start + length
+        ]
+        embeds = F.embedding(input_ids, table).to(self._weights.dtype)
+        if shown:
+            self.encode([picture for _, picture in shown])
+            places = np.concatenate([np.arange(first, first + picture.num_tokens) for first, picture in shown])
+            values = torch.cat([picture.embeds for _, picture in shown if picture.embeds is not None])
+            embeds.view(batch * length, -1).index_copy_(0, torch.from_numpy(places).to(embeds.device), values)
+        merge = self.settings.merge_size
+        positions = np.stack([rope_positions(start + length, one.pictures, merge)[:, start:] for one in rows], axis=1)
+        return embeds, torch.from_numpy(positions).to(embeds.device)
+
+    def encode(self, pictures: Iterable[Picture]) -> None:
+        """Give each picture its embeddings: those it has, those that are kept, or the tower's."""
+        missing: dict[bytes, list[Picture]] = {}
+        for picture in pictures:
+            picture.embeds = picture.embeds if picture.embeds is not None else self._embeds.get(picture.digest)
+            if picture.embeds is None:
+                missing.setdefault(picture.digest, []).append(picture)
+            else:
+                self.num_reused += 1
+        todo = [same[0] for same in missing.values()]
+        sizes = [grid_patches(picture) for picture in todo]
+        grids: list[Hashable | None] | None = None if self._limits.widths else [picture.grid for picture in todo]
+        for batch in plan_batches(sizes, self._cost, self._limits, grids):
+            chosen = [todo[index] for index in batch.rows]
+            for picture, embeds in zip(chosen, self._run(chosen, batch.num_rows, batch.width), strict=True):
+                kept = embeds[: picture.num_tokens].clone()  # not a view of the whole batch
+                self._embeds.put(picture.digest, kept)
+                for same in missing[picture.digest]:
+                    same.embeds = kept
+            self.num_encoded += len(chosen)
+
+    def _run(self, pictures: list[Picture], num_rows: int, width: int) -> Tensor:
+        """(num_rows, width / merged, hidden) embeddings; rows and patches beyond the pictures' are padding."""
+        device = self._weights.patch.weight.device
+        patches = [self.settings.patches(picture.pixels.to(device)) for picture in pictures]
+        grids = [self._grid(*picture.grid) for picture in pictures]
+        is_full = num_rows == len(pictures) and width == len(patches[0])
+        if is_full and all(grid is grids[0] for grid in grids):  # nothing to pad or mask, and one table for all
+            tables = (grids[0].positions[None], grids[0].cos[None], grids[0].sin[None])
+            return vision.forward(self._spec, self._weights, torch.stack(patches), *tables)
+        lengths = torch.tensor([len(one) for one in patches] + [width] * (num_rows - len(patches)), device=device)
+        tables = (
+            _pad([grid.positions for grid in grids], num_rows, width),
+            _pad([grid.cos for grid in grids], num_rows, width),
+            _pad([grid.sin for grid in grids], num_rows, width),
+        )
+        return vision.forward(self._spec, self._weights, _pad(patches, num_rows, width), *tables, lengths)
+
+
+def _pad(parts: list[Tensor], num_rows: int, width: int) -> Tensor:
+    """Parts (P, D) as (num_rows, width, D), zeros where there is nothing."""
+    whole = parts[0].new_zeros(num_rows, width, parts[0].shape[1])
+    for row, part in enumerate(parts):
+        whole[row, : len(part)] = part
+    return whole
+
+
+def grid_patches(picture: Picture) -> int:
+    return picture.grid[0] * picture.grid[1]
+
+
+def rope_positions(num_tokens: int, pictures: Iterable[Shown], merge_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """(3, num_tokens): time, height and width of each token, as M-RoPE counts them.
+
+    Text goes on by one in all three. A picture stands still in time, counts its own rows and columns, and what follows
+    it goes on after the longer of the two. Beyond the row's own tokens text is assumed.
+    """
+    steps = np.ones(num_tokens, dtype=np.int64)
+    for shown in pictures:
+        rows, columns = (side // merge_size for side in shown.picture.grid)
+        end = shown.start + rows * columns
+        steps[shown.start + 1 : end] = 0
+        if end < num_tokens:
+            steps[end] = max(rows, columns)
+    time = np.cumsum(steps) - 1
+    positions = np.repeat(time[None], 3, axis=0)
+    for shown in pictures:
+        rows, columns = (side // merge_size for side in shown.picture.grid)
+        end = min(shown.start + rows * columns, num_tokens)
+        place = np.arange(end - shown.start) if end > shown.start else np.arange(0)
+        positions[1, shown.start : end] += place // columns
+        positions[2, shown.start : end] += place % columns
+    return positions
