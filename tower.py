@@ -121,7 +121,8 @@ class Tower:
         grids: list[Hashable | None] | None = None if self._limits.widths else [picture.grid for picture in todo]
         for batch in plan_batches(sizes, self._cost, self._limits, grids):
             chosen = [todo[index] for index in batch.rows]
-            for picture, embeds in zip(chosen, self._run(chosen, batch.num_rows, batch.width), strict=True):
+            made = self._run(chosen, batch.num_rows, batch.width)[: len(chosen)]
+            for picture, embeds in zip(chosen, made, strict=True):
                 kept = embeds[: picture.num_tokens].clone()  # not a view of the whole batch
                 self._embeds.put(picture.digest, kept)
                 for same in missing[picture.digest]:
