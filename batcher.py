@@ -1,6 +1,7 @@
 """The queue and the one worker thread: which rows go into the next batch, and what becomes of each.
 
-Knows nothing of the model or of HTTP: rows are whatever has `num_tokens`, and `run` is whatever answers a list of them.
+Knows nothing of the model or of HTTP: rows are whatever has `num_tokens` and a `key`, and `run` is whatever answers a
+list of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,9 +24,14 @@ MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
 
 
-class HasTokens(Protocol):
+class RowLike(Protocol):
     @property
     def num_tokens(self) -> int: ...
+
+    @property
+    def key(self) -> Hashable:
+        """Rows with the same key have the same result."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +41,7 @@ class Ticket:
     `future` resolves to the results of `rows`, in order, or to an `ApiError`.
     """
 
-    rows: Sequence[HasTokens]
+    rows: Sequence[RowLike]
     deadline: float  # time.monotonic() after which it does not start
     queued_at: float
     future: Future[list[Any]] = field(default_factory=Future)
@@ -67,7 +73,7 @@ class Entry:
     index: int
 
     @property
-    def row(self) -> HasTokens:
+    def row(self) -> RowLike:
         return self.ticket.rows[self.index]
 
 
@@ -96,7 +102,7 @@ class RowQueue:
     def first_queued_at(self) -> float:
         return self._tickets[0].queued_at
 
-    def take_batch(self, *, max_rows: int, max_tokens: int, now: float) -> list[Entry]:
+    def take_batch(self, *, max_rows: int, max_tokens: int, now: float, retry_after_s: int = 1) -> list[Entry]:
         """The next batch: requests take turns, a row each, while rows and padded tokens fit.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
@@ -108,7 +114,7 @@ class RowQueue:
         while self._tickets and len(batch) < max_rows:
             ticket = self._tickets.popleft()
             if ticket.deadline < now and not ticket.next_row:
-                ticket.resolve(DeadlineExceeded("the request waited in the queue for too long", retry_after_s=1))
+                ticket.resolve(too_late(retry_after_s))
             if ticket.future.done():
                 self.num_rows -= ticket.num_waiting
                 continue
@@ -125,6 +131,10 @@ class RowQueue:
         return batch
 
 
+def too_late(retry_after_s: int) -> DeadlineExceeded:
+    return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
+
+
 class Batcher:
     """Rows in, results out. `submit`, `load` and `drain` belong to any thread; `work` to the worker thread."""
 
@@ -136,20 +146,27 @@ class Batcher:
         max_batch_tokens: int,
         max_queued_rows: int,
         batch_window_s: float = 0.0,
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone."""
-        self._run = run
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone.
+
+        `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
+        self._run, self._idle = run, idle
         self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
         self._queue = RowQueue()
         self._changed = threading.Condition()
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
+        self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
+        self._last_ended = 0.0
+        self._has_idle_work = True
         self._seconds_per_row = 0.0
         self.num_batches = self.num_rows = 0
+        self.num_repeated_rows = 0  # answered by the run of another row with the same key
         self.beat_at = time.monotonic()  # when the worker last came round
 
-    def submit(self, rows: Sequence[HasTokens], timeout_s: float) -> Ticket:
+    def submit(self, rows: Sequence[RowLike], timeout_s: float) -> Ticket:
         """Queue all `rows` or none. Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
         now = time.monotonic()
         ticket = Ticket(rows, now + timeout_s, now)
@@ -176,10 +193,7 @@ class Batcher:
         with self._changed:
             if not ticket.next_row:
                 self._queue.remove(ticket)
-                retry_after_s = self._retry_after_s(self._queue.num_rows)
-                ticket.resolve(
-                    DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
-                )
+                ticket.resolve(too_late(self._retry_after_s(self._queue.num_rows)))
                 self._changed.notify_all()
 
     def find_overload(self, num_rows: int) -> Overloaded | None:
@@ -198,6 +212,7 @@ class Batcher:
             "queued_rows": self._queue.num_rows,
             "batches": self.num_batches,
             "rows": self.num_rows,
+            "repeated_rows": self.num_repeated_rows,
             "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3),
         }
 
@@ -210,9 +225,13 @@ class Batcher:
             batch = self._next_batch()
             if batch is None:
                 return
-            self._serve(batch)
+            if batch:
+                self._serve(batch)
+            else:
+                self._has_idle_work = self._idle()
 
     def _next_batch(self) -> list[Entry] | None:
+        """Waits for one; empty while there is something else to do, None at the end."""
         with self._changed:
             self._running = []
             self._changed.notify_all()
@@ -221,13 +240,18 @@ class Batcher:
                 if self._queue.num_rows:
                     self._wait_window()
                     batch = self._queue.take_batch(
-                        max_rows=self._max_rows, max_tokens=self._max_tokens, now=time.monotonic()
+                        max_rows=self._max_rows,
+                        max_tokens=self._max_tokens,
+                        now=time.monotonic(),
+                        retry_after_s=self._retry_after_s(self._queue.num_rows),
                     )
                     if batch:
                         self._running = batch
                         return batch
                 elif self._is_draining:
                     return None
+                elif self._has_idle_work:
+                    return []
                 else:
                     self._changed.wait()
 
@@ -241,7 +265,7 @@ class Batcher:
 
     def _serve(self, batch: list[Entry]) -> None:
         started = time.monotonic()
-        results = self._run_or_isolate([entry.row for entry in batch])
+        results = self._run_each_once(batch)
         seconds = time.monotonic() - started
         logger.debug("batch: rows=%d ms=%.1f", len(batch), seconds * 1e3)
         self.num_batches += 1
@@ -270,13 +294,34 @@ class Batcher:
             return [ticket.results[row] for row in range(len(ticket.rows))]
         return None
 
-    def _run_or_isolate(self, rows: list[HasTokens]) -> list[Any]:
-        """A batch that fails is run again row by row, so that only the culprit fails."""
+    def _run_each_once(self, batch: list[Entry]) -> list[Any]:
+        """Results in order; rows with the same key run once, and not at all if the batch that ran while they waited had
+        one such."""
+        keys = [entry.row.key for entry in batch]
+        results = {
+            key: self._last_results[key]
+            for key, entry in zip(keys, batch, strict=True)
+            if key in self._last_results and entry.ticket.queued_at < self._last_ended
+        }
+        to_run = {key: entry.row for key, entry in zip(keys, batch, strict=True) if key not in results}
+        if to_run:
+            results |= zip(to_run, self._run_or_isolate(list(to_run.values())), strict=True)
+        self.num_repeated_rows += len(batch) - len(to_run)
+        self._last_results = {key: result for key, result in results.items() if not isinstance(result, ApiError)}
+        self._last_ended = time.monotonic()
+        return [results[key] for key in keys]
+
+    def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:
+        """A batch that fails, or has no memory, is run again row by row, so that only the culprit fails."""
         try:
             results = self._run(rows)
             if len(results) != len(rows):
                 raise RuntimeError(f"{len(rows)} rows gave {len(results)} results")
             return results
+        except ApiError as err:
+            logger.error("batch failed: rows=%d tokens=%d: %s", len(rows), sum(r.num_tokens for r in rows), err.message)
+            if len(rows) == 1:
+                return [err]
         except Exception:
             logger.exception("batch failed: rows=%d", len(rows))
             if len(rows) == 1:

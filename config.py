@@ -47,6 +47,8 @@ class Config:
     max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
     share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
     state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
+    graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
+    fast_start: bool = _setting(False, "CUDA: serve once the common graphs are captured, the rest while idle")
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
     images: bool = _setting(True, "load the checkpoint's vision tower and take pictures")
     max_pixels: int = _setting(

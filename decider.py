@@ -68,6 +68,10 @@ class EngineLike(Protocol):
 
     def describe(self) -> dict[str, Any]: ...
 
+    def keep_beginning(self, ids: bytes) -> bool: ...
+
+    def idle(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -85,6 +89,7 @@ class Pending:
     request: Request
     ticket: Ticket
     started_at: float
+    num_image_tokens: int | None = None  # among its tokens; None for a request without pictures
 
     @property
     def future(self) -> Future[list[Any]]:
@@ -101,11 +106,6 @@ class Pending:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.ticket.rows)
-
-    @property
-    def num_image_tokens(self) -> int | None:
-        """None for a request without pictures."""
-        return sum(row.num_image_tokens for row in self.ticket.rows) if self.request.has_images else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ class Decider:
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
             batch_window_s=config.batch_window_ms / 1000,
+            idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
@@ -222,6 +223,10 @@ class Decider:
             for row_scores in scores
         ]
 
+    def _idle(self) -> bool:
+        assert self._loaded is not None
+        return self._loaded.engine.idle()
+
     def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
         """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
         started_at = time.monotonic()
@@ -232,7 +237,9 @@ class Decider:
         deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
             request, rows = self._read(body, content_type, deadline)
-        return Pending(request, self._batcher.submit(rows, deadline - time.monotonic()), started_at)
+        ticket = self._batcher.submit(rows, deadline - time.monotonic())
+        num_image_tokens = sum(row.num_image_tokens for row in rows) if request.has_images else None
+        return Pending(request, ticket, started_at, num_image_tokens)
 
     def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row]]:
         assert self._loaded is not None
@@ -304,17 +311,17 @@ class Decider:
         self._is_draining = True
         return self._batcher.drain(timeout_s)
 
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """(whether requests are answered, the document of `/health`)"""
+    def health(self) -> tuple[ApiError | None, dict[str, Any]]:
+        """(why a request sent now would not be answered, the document of `/health`)"""
         error = self.unready() or self._batcher.find_overload(1)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message
         loaded, config = self._loaded, self.config
         if loaded is None:
-            return False, {**status, "model": config.served_name or Path(config.model).name}
+            return error, {**status, "model": config.served_name or Path(config.model).name}
         prompter, checkpoint = loaded.prompter, loaded.checkpoint
-        return error is None, {
+        return error, {
             **status,
             "model": checkpoint.name,
             "source": checkpoint.source,
@@ -372,6 +379,8 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
     started = time.monotonic()
     is_same = True
+    for ids in loaded.prompter.beginnings():
+        loaded.engine.keep_beginning(ids)
     for encoding in loaded.prompter.encodings:
         rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)

@@ -132,6 +132,12 @@ class Overloaded(ApiError):
     status, error_type = 503, "overloaded_error"
 
 
+class OutOfMemory(ApiError):
+    """The model has no memory for this row, even alone."""
+
+    status, error_type = 503, "overloaded_error"
+
+
 class Loading(ApiError):
     status, error_type = 503, "loading"
 

@@ -146,14 +146,30 @@ class Picture:
     """One picture as the model is shown it. The same object wherever a request shows it."""
 
     pixels: Tensor  # (3, H, W) uint8
-    digest: bytes  # of the pixels and their shape
+    digest: bytes  # of the pixels and their shape: pictures are the same if this is
     grid: tuple[int, int]  # rows and columns of patches
-    num_tokens: int  # that it takes in a prompt
+    shape: tuple[int, int]  # rows and columns of tokens
     embeds: Tensor | None = None  # (num_tokens, hidden), what the tower made of it; the worker thread's
 
     @property
-    def nbytes(self) -> int:
-        return self.pixels.nbytes
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def num_tokens(self) -> int:
+        """That it takes in a prompt."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def span(self) -> int:
+        """Positions that M-RoPE counts on for it."""
+        return max(self.shape)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Picture) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 class PictureReader:
@@ -191,8 +207,8 @@ class PictureReader:
 
     def _decode(self, data: bytes, name: str) -> Picture:
         picture = decode(data, name, self.settings)
-        self._count(picture.nbytes)
-        weakref.finalize(picture, self._count, -picture.nbytes).atexit = False
+        self._count(picture.pixels.nbytes)
+        weakref.finalize(picture, self._count, -picture.pixels.nbytes).atexit = False
         return picture
 
     def _count(self, num_bytes: int) -> None:
@@ -220,9 +236,10 @@ def decode(data: bytes, name: str, settings: Settings) -> Picture:
     sides = settings.fit(*pixels.shape[1:])
     pixels = transforms.resize(pixels, list(sides), interpolation=InterpolationMode.BICUBIC, antialias=True)
     grid = sides[0] // settings.patch_size, sides[1] // settings.patch_size
+    shape = grid[0] // settings.merge_size, grid[1] // settings.merge_size
     digest = hashlib.sha256(repr(sides).encode())
     digest.update(pixels.numpy().tobytes())
-    return Picture(pixels, digest.digest(), grid, grid[0] * grid[1] // settings.merge_size**2)
+    return Picture(pixels, digest.digest(), grid, shape)
 
 
 def _open(data: bytes, name: str) -> Image.Image:

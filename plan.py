@@ -13,13 +13,12 @@ class CostModel:
 
     launch_s: float  # whatever its size
     token_s: float  # for each token, padding included
-    fork_s: float = 0.0  # for each row that continues a shared prefix
 
-    def __call__(self, num_rows: int, width: int, num_forks: int = 0) -> float:
-        return self.launch_s + self.token_s * num_rows * width + self.fork_s * num_forks
+    def __call__(self, num_rows: int, width: int) -> float:
+        return self.launch_s + self.token_s * num_rows * width
 
     @classmethod
-    def fit(cls, samples: Iterable[tuple[int, float]], fork_s: float = 0.0) -> "CostModel":
+    def fit(cls, samples: Iterable[tuple[int, float]]) -> "CostModel":
         """The line through (tokens with padding, seconds), by least squares; neither part of it is below zero."""
         points = list(samples)
         mean_x = sum(x for x, _ in points) / len(points)
@@ -28,8 +27,8 @@ class CostModel:
         slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else mean_y / max(mean_x, 1)
         slope = max(0.0, slope)
         if mean_y < slope * mean_x:  # a line that starts below zero: the one through zero instead
-            return cls(0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points), fork_s)
-        return cls(mean_y - slope * mean_x, slope, fork_s)
+            return cls(0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points))
+        return cls(mean_y - slope * mean_x, slope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,14 @@ class Limits:
 
     def bucket(self, num_rows: int, width: int) -> tuple[int, int]:
         """The rows and the width that a batch of this size is padded to."""
-        return _first_fit(self.heights, num_rows), _first_fit(self.widths, width)
+        return first_fit(self.heights, num_rows), first_fit(self.widths, width)
 
     def allow(self, num_rows: int, width: int) -> bool:
         rows, tokens = self.bucket(num_rows, width)
         return num_rows == 1 or (num_rows <= self.max_rows and rows * tokens <= self.max_tokens)
 
 
-def _first_fit(sizes: tuple[int, ...], size: int) -> int:
+def first_fit(sizes: tuple[int, ...], size: int) -> int:
     return next((fit for fit in sizes if fit >= size), size)
 
 
@@ -96,7 +95,7 @@ def _plan_group(
             num_rows, width = limits.bucket(end - start, lengths[rows[start]])
             if not limits.allow(end - start, lengths[rows[start]]):
                 break  # more rows, and longer ones, will not fit either
-            price = cost(num_rows, width, 0 if prefix is None else num_rows)
+            price = cost(num_rows, width)
             choices.append((best[start][0] + price, Batch(tuple(rows[start:end]), num_rows, width, prefix, price)))
         best.append(min(choices, key=lambda choice: (choice[0], -len(choice[1].rows))))
     batches: list[Batch] = []
@@ -111,12 +110,3 @@ def _plan_group(
 
 def plan_cost(batches: Iterable[Batch]) -> float:
     return sum(batch.cost_s for batch in batches)
-
-
-def sharing_pays(
-    prefix_length: int, suffix_lengths: Sequence[int], cost: CostModel, limits: Limits, is_computed: bool = False
-) -> bool:
-    """Whether rows that begin alike cost less as one prefix, unless it is computed already, and suffixes than whole."""
-    whole = plan_cost(plan_batches([prefix_length + length for length in suffix_lengths], cost, limits))
-    shared = plan_cost(plan_batches(suffix_lengths, cost, limits, [0] * len(suffix_lengths)))
-    return shared + (0.0 if is_computed else cost(1, limits.bucket(1, prefix_length)[1])) < whole

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import string
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import TYPE_CHECKING, Any
 
 from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
@@ -18,7 +18,9 @@ from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 if TYPE_CHECKING:
     from images import Picture  # a server of text only never loads it
 
+ID_BYTES = 4  # of a token id, int32
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
+VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # what these have in common is the template's
 MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
 
 
@@ -51,6 +53,32 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first tokens of rows, and what is to be seen in their pictures."""
+
+    ids: bytes  # int32
+    pictures: tuple[Shown, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+    @property
+    def key(self) -> bytes:
+        """Beginnings with the same key leave the same behind."""
+        return b"".join((self.ids, *(shown.picture.digest for shown in self.pictures)))
+
+    def after(self, num_tokens: int) -> Beginning:
+        """Without its first tokens, among which is no picture."""
+        return Beginning(self.ids[num_tokens * ID_BYTES :], shift(self.pictures, num_tokens))
+
+
+def shift(pictures: Iterable[Shown], start: int) -> tuple[Shown, ...]:
+    """Those from token `start` on, counted from there."""
+    return tuple(Shown(shown.start - start, shown.picture) for shown in pictures if shown.start >= start)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One prompt as the model sees it."""
 
@@ -67,10 +95,20 @@ class Row:
     def num_image_tokens(self) -> int:
         return sum(shown.picture.num_tokens for shown in self.pictures)
 
-    def shared_key(self) -> bytes:
-        """Says what the leading `num_shared` tokens are, what is to be seen in their pictures included."""
-        digests = (shown.picture.digest for shown in self.pictures if shown.start < self.num_shared)
-        return b"".join((self.input_ids[: self.num_shared].tobytes(), *digests))
+    @property
+    def key(self) -> Hashable:
+        """Rows with the same key have the same scores."""
+        return self.input_ids.tobytes(), self.reads, self.pictures
+
+    def beginning(self) -> Beginning:
+        """Its `num_shared` first tokens."""
+        pictures = tuple(shown for shown in self.pictures if shown.start < self.num_shared)
+        return Beginning(self.input_ids[: self.num_shared].tobytes(), pictures)
+
+    def position(self, place: int) -> int:
+        """Where M-RoPE has the token at `place`, which is not inside a picture: a picture takes up its longer side."""
+        before = (shown.picture for shown in self.pictures if shown.start < place)
+        return place - sum(picture.num_tokens - picture.span for picture in before)
 
 
 class Prompter:
@@ -121,6 +159,17 @@ class Prompter:
             self._row(*self._writer.write(encoding, state, state_text, group), group, memo, pictures)
             for group in groups
         ]
+
+    def beginnings(self) -> list[bytes]:
+        """For each encoding, the tokens (int32) that every prompt starts with, whatever is asked about what."""
+        found = []
+        for encoding in self.encodings:
+            requests = (Request(state, _sample_questions("b"), encoding=encoding) for state in VARIED_STATES)
+            rows = [row for request in requests for row in self.render(request)]
+            places = zip(*(row.input_ids[: row.num_shared] for row in rows), strict=False)  # up to the shortest
+            same = takewhile(lambda tokens: len(set(tokens)) == 1, places)
+            found.append(array("i", [tokens[0] for tokens in same]).tobytes())
+        return found
 
     def _row(
         self,

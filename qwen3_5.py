@@ -5,7 +5,7 @@ tensors, for any device; no module state, no generation, no loss. No value on th
 shape depends on one: a call can be captured in a CUDA graph. It knows no files, tokens, scores or requests.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kernels
+from prefix import Prefix, State
 
 FULL, LINEAR = "full_attention", "linear_attention"
 BODY_PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "")
@@ -269,30 +270,7 @@ def _load_linear(spec: Spec, loader: _Loader, name: str) -> LinearWeights:
     )
 
 
-# What a layer leaves behind. Full attention: rotated keys, and values (B, kv_heads, P, D). Linear attention: the last
-# inputs of the convolution (B, K - 1, conv_channels), the recurrent state (B, value heads, Dk, Dv) in float32 at least.
-State = tuple[Tensor, Tensor]
 Mixed = tuple[Tensor, State | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What rows leave behind for rows that continue them. Never changed once made, so any number may share it."""
-
-    layers: tuple[State, ...]
-    valid: Tensor  # (B, P) bool, which positions of the keys and values are not padding
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Prefix":
-        """The same prefix with every tensor changed: copied, moved, rows of it chosen."""
-        return Prefix(tuple((change(first), change(second)) for first, second in self.layers), change(self.valid))
-
-    def select(self, rows: Tensor) -> "Prefix":
-        """Fork: row i of the result continues row rows[i]. rows (B,) long."""
-        return self.map(lambda tensor: tensor.index_select(0, rows))
-
-    @property
-    def nbytes(self) -> int:
-        return self.valid.nbytes + sum(first.nbytes + second.nbytes for first, second in self.layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,10 +299,9 @@ class Handler(BaseHTTPRequestHandler):
         return as_json(self.decider.models())
 
     def check_ready(self, _: framing.Head) -> Reply:
-        is_ready, document = self.decider.health()
-        if is_ready:
+        error, document = self.decider.health()
+        if error is None:
             return as_json(document)
-        error = self.decider.unready() or Overloaded("not ready", retry_after_s=1)
         return as_json({**document, "detail": error.detail()}, error.status, error.headers())
 
     def check_alive(self, _: framing.Head) -> Reply:

@@ -6,6 +6,7 @@ Worker thread only. `vision.py` has the forward; this puts its embeddings and M-
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import vision
+from checkpoint import weight_files
 from images import Picture, Settings
 from plan import CostModel, Limits, plan_batches
-from prompt import PictureTokens, Row, Shown
-from qwen3_5 import BadWeights, TensorReader, UnsupportedModel
+from prompt import PictureTokens, Shown
+from qwen3_5 import BadWeights, UnsupportedModel
 from state_cache import StateCache
+from weights import SafetensorsReader
 
 MAX_KEPT_GRIDS = 64  # sizes of pictures; of 784 patches and width 1152 one takes 4 MB
 TOKEN_KEYS = {"start": "vision_start_token_id", "pad": "image_token_id", "end": "vision_end_token_id"}
@@ -52,15 +55,18 @@ class Tower:
     def load(
         cls,
         folder: Path,
-        config: dict[str, Any],
-        tensors: TensorReader,
         device: torch.device,
         dtype: torch.dtype,
         *,
         max_pixels: int,
-        **limits: Any,
+        cost: CostModel,
+        limits: Limits,
+        cache_bytes: int,
     ) -> Tower:
-        """Raises `UnsupportedModel` for a checkpoint that sees nothing or not in the way known here, `BadWeights`."""
+        """Raises `UnsupportedModel` for a checkpoint that sees nothing or not in the way known here, and `BadWeights`,
+        `SafetensorError` or `StartupError` for one that is broken."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = SafetensorsReader(weight_files(folder))
         if not isinstance(config.get("vision_config"), dict) or not vision.has_weights(tensors):
             raise UnsupportedModel("the checkpoint has no vision tower")
         spec = vision.Spec.from_config(config["vision_config"])
@@ -69,15 +75,19 @@ class Tower:
             raise UnsupportedModel("the checkpoint has no preprocessor_config.json")
         if (settings.patch_size, settings.merge_size) != (spec.patch_size, spec.spatial_merge_size):
             raise UnsupportedModel("preprocessor_config.json and vision_config differ in patch or merge size")
+        text = config.get("text_config", config)
         ids = {name: config.get(key) for name, key in TOKEN_KEYS.items()}
-        vocab_size = config.get("text_config", config)["vocab_size"]
         for name, id_ in ids.items():
-            if not isinstance(id_, int) or not 0 <= id_ < vocab_size:
+            if type(id_) is not int or not 0 <= id_ < text["vocab_size"]:
                 raise BadWeights(f"config.json: {TOKEN_KEYS[name]} must be a token of the vocabulary, not {id_!r}")
-        if spec.out_hidden_size != config.get("text_config", config)["hidden_size"]:
+        if spec.out_hidden_size != text["hidden_size"]:
             raise BadWeights("config.json: out_hidden_size of the vision tower is not the model's hidden_size")
         weights = vision.load_weights(spec, tensors, device, dtype)
-        return cls(spec, weights, settings, PictureTokens(**ids), **limits)
+        return cls(spec, weights, settings, PictureTokens(**ids), cost=cost, limits=limits, cache_bytes=cache_bytes)
+
+    def clear(self) -> None:
+        """Give back the memory of what is kept."""
+        self._embeds.clear()
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -86,26 +96,22 @@ class Tower:
             "images_reused": self.num_reused,
         }
 
-    def inputs(self, rows: Sequence[Row], input_ids: Tensor, start: int, table: Tensor) -> tuple[Tensor, Tensor]:
-        """What the text body is given for rows of which `input_ids` (B, T) are the tokens from `start` on.
+    def inputs(
+        self, ids: Tensor, starts: Tensor, pictures: Sequence[tuple[Shown, ...]], table: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the text body is given for rows that show pictures: embeddings (B, T, hidden) and positions (3, B, T).
 
-        Returns embeddings (B, T, hidden) and positions (3, B, T); `table` has the embeddings of words."""
-        batch, length = input_ids.shape
-        shown = [
-            (row * length + place.start - start, place.picture)
-            for row, one in enumerate(rows)
-            for place in one.pictures
-            if start <= place.start < start + length
-        ]
-        embeds = F.embedding(input_ids, table).to(self._weights.dtype)
-        if shown:
-            self.encode([picture for _, picture in shown])
-            places = np.concatenate([np.arange(first, first + picture.num_tokens) for first, picture in shown])
-            values = torch.cat([picture.embeds for _, picture in shown if picture.embeds is not None])
-            embeds.view(batch * length, -1).index_copy_(0, torch.from_numpy(places).to(embeds.device), values)
-        merge = self.settings.merge_size
-        positions = np.stack([rope_positions(start + length, one.pictures, merge)[:, start:] for one in rows], axis=1)
-        return embeds, torch.from_numpy(positions).to(embeds.device)
+        ids (B, T); starts (B,), the position of each row's first token; pictures: of each row, counted from that token;
+        table: the embeddings of words."""
+        batch, length = ids.shape
+        shown = [(row * length + one.start, one.picture) for row, of_row in enumerate(pictures) for one in of_row]
+        self.encode([picture for _, picture in shown])
+        places = np.concatenate([np.arange(first, first + picture.num_tokens) for first, picture in shown])
+        values = torch.cat([picture.embeds for _, picture in shown if picture.embeds is not None])
+        embeds = F.embedding(ids, table).to(self._weights.dtype)
+        embeds.view(batch * length, -1).index_copy_(0, torch.from_numpy(places).to(ids.device), values)
+        positions = np.stack([rope_positions(length, of_row) for of_row in pictures], axis=1)
+        return embeds, torch.from_numpy(positions).to(ids.device) + starts[:, None]
 
     def encode(self, pictures: Iterable[Picture]) -> None:
         """Give each picture its embeddings: those it has, those that are kept, or the tower's."""
@@ -117,7 +123,7 @@ class Tower:
             else:
                 self.num_reused += 1
         todo = [same[0] for same in missing.values()]
-        sizes = [grid_patches(picture) for picture in todo]
+        sizes = [picture.num_patches for picture in todo]
         grids: list[Hashable | None] | None = None if self._limits.widths else [picture.grid for picture in todo]
         for batch in plan_batches(sizes, self._cost, self._limits, grids):
             chosen = [todo[index] for index in batch.rows]
@@ -155,29 +161,19 @@ def _pad(parts: list[Tensor], num_rows: int, width: int) -> Tensor:
     return whole
 
 
-def grid_patches(picture: Picture) -> int:
-    return picture.grid[0] * picture.grid[1]
-
-
-def rope_positions(num_tokens: int, pictures: Iterable[Shown], merge_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def rope_positions(num_tokens: int, pictures: Iterable[Shown]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """(3, num_tokens): time, height and width of each token, as M-RoPE counts them.
 
     Text goes on by one in all three. A picture stands still in time, counts its own rows and columns, and what follows
-    it goes on after the longer of the two. Beyond the row's own tokens text is assumed.
+    it goes on after the longer of the two.
     """
     steps = np.ones(num_tokens, dtype=np.int64)
+    inside = np.zeros((2, num_tokens), dtype=np.int64)
     for shown in pictures:
-        rows, columns = (side // merge_size for side in shown.picture.grid)
+        rows, columns = shown.picture.shape
         end = shown.start + rows * columns
         steps[shown.start + 1 : end] = 0
-        if end < num_tokens:
-            steps[end] = max(rows, columns)
+        steps[end : end + 1] = shown.picture.span
+        inside[:, shown.start : end] = np.divmod(np.arange(rows * columns), columns)
     time = np.cumsum(steps) - 1
-    positions = np.repeat(time[None], 3, axis=0)
-    for shown in pictures:
-        rows, columns = (side // merge_size for side in shown.picture.grid)
-        end = min(shown.start + rows * columns, num_tokens)
-        place = np.arange(end - shown.start) if end > shown.start else np.arange(0)
-        positions[1, shown.start : end] += place // columns
-        positions[2, shown.start : end] += place % columns
-    return positions
+    return np.stack((time, time + inside[0], time + inside[1]))

@@ -86,6 +86,12 @@ class FakeEngine:
     def describe(self) -> dict[str, Any]:
         return {"backend": "fake", "device": "none", "dtype": "none", "kernels": "none"}
 
+    def keep_beginning(self, ids: bytes) -> bool:
+        return False
+
+    def idle(self) -> bool:
+        return False
+
 
 def option_counts(row: Any) -> list[int]:
     return [len(read.label_ids) or len(read.positions) - 1 for read in row.reads]

@@ -31,6 +31,7 @@ from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 
 import kernels
 import qwen3_5
+from prefix import Prefix
 from qwen3_5 import AttentionWeights, LayerWeights, Spec, Weights
 
 SHAPE: dict[str, Any] = {
@@ -107,11 +108,11 @@ def measure_shared(dtype: torch.dtype, rounds: int, layers: int, pack: bool) -> 
     order, last = torch.arange(whole.shape[1])[None], torch.full((QUESTIONS, 1), QUESTION_TOKENS - 1)
     after = order[:, STATE_TOKENS:].expand(QUESTIONS, -1)
 
-    def prefix() -> qwen3_5.Prefix | None:
+    def prefix() -> Prefix | None:
         start = order[:, :STATE_TOKENS]
         return qwen3_5.forward(spec, weights, positions=start, input_ids=state, want_prefix=True)[1]
 
-    def suffixes(start: qwen3_5.Prefix | None) -> Tensor:
+    def suffixes(start: Prefix | None) -> Tensor:
         return qwen3_5.forward(spec, weights, positions=after, input_ids=questions, read=last, prefix=start)[0]
 
     def one_by_one() -> Tensor:

@@ -24,6 +24,9 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
         "images": {"PIL", "numpy", "torch", "torchvision"},
+        "graphs": {"torch"},
+        "prefix": {"torch"},
+        "weights": {"torch", "safetensors"},
     },
     {
         "wire": {"pydantic", "pydantic_core"},
@@ -31,6 +34,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
+        "heads": {"torch", "safetensors"},
     },
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
@@ -42,10 +46,16 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "prompt": set(),
     },
     {
+        "inputs": {"torch"},
         "tower": {"torch", "numpy"},
+        "tuning": {"torch"},
     },
     {
-        "engine": {"torch", "safetensors", "transformers"},
+        "fast": {"torch", "safetensors"},
+        "library": {"torch", "safetensors", "transformers"},
+    },
+    {
+        "engine": {"torch", "safetensors"},
     },
     {
         "decider": {"transformers"},

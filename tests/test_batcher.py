@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Batcher, RowQueue, Ticket
-from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, ShuttingDown, WorkerDead
+from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
 
@@ -23,6 +23,11 @@ WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
 class FakeRow:
     name: str
     num_tokens: int = 10
+    same_as: str = ""  # rows that have this in common ask the same
+
+    @property
+    def key(self) -> object:
+        return self.same_as or id(self)
 
 
 @dataclass
@@ -310,3 +315,89 @@ def test_callers_that_come_and_go_at_once_each_get_their_own() -> None:
             caller.join(WAIT_S)
     assert len(outcomes) == 240
     assert all(outcomes)
+
+
+def test_rows_that_ask_the_same_run_once() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        first = batcher.submit([FakeRow("a", same_as="x")], WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        # While it runs: the same again, and something else twice
+        again = [batcher.submit([FakeRow("a", same_as="x"), FakeRow("b", same_as="y")], WAIT_S) for _ in range(2)]
+        model.gate.release(2)
+        assert first.future.result(WAIT_S) == ["a"]
+        assert [ticket.future.result(WAIT_S) for ticket in again] == [["a", "b"]] * 2
+        assert model.batches == [["a"], ["b"]]
+        assert batcher.num_repeated_rows == 3
+        # Nothing is kept for those who come when it is over
+        model.gate.release()
+        assert batcher.submit([FakeRow("a", same_as="x")], WAIT_S).future.result(WAIT_S) == ["a"]
+        assert model.batches == [["a"], ["b"], ["a"]]
+
+
+def test_who_leaves_takes_no_answer_from_others_that_ask_the_same() -> None:
+    model = FakeModel(is_held=True)
+    with running(model) as batcher:
+        batcher.submit([FakeRow("other")], WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        leaver, stayer = (batcher.submit([FakeRow("a", same_as="x")], WAIT_S) for _ in range(2))
+        batcher.cancel(leaver)
+        model.gate.release(2)
+        assert stayer.future.result(WAIT_S) == ["a"]
+
+
+def test_a_failure_is_not_passed_on_to_those_who_waited() -> None:
+    failures = iter([True])
+
+    def run(rows: list[FakeRow]) -> list[Any]:
+        started.set()
+        assert go_on.wait(WAIT_S)
+        return [InternalError("once") if next(failures, False) else row.name for row in rows]
+
+    started, go_on = threading.Event(), threading.Event()
+    with running(run) as batcher:
+        first = batcher.submit([FakeRow("a", same_as="x")], WAIT_S)
+        assert started.wait(WAIT_S)
+        second = batcher.submit([FakeRow("a", same_as="x")], WAIT_S)
+        go_on.set()
+        with pytest.raises(InternalError):
+            first.future.result(WAIT_S)
+        assert second.future.result(WAIT_S) == ["a"]
+
+
+def test_without_memory_a_batch_is_split_once_and_who_needs_too_much_alone_gets_503() -> None:
+    sizes: list[int] = []
+
+    def run(rows: list[FakeRow]) -> list[Any]:
+        sizes.append(len(rows))
+        if sum(row.num_tokens for row in rows) > 100:
+            raise OutOfMemory("no memory", retry_after_s=1)
+        return [row.name for row in rows]
+
+    gate = threading.Event()
+    with running(lambda rows: run(rows) if gate.wait(WAIT_S) else []) as batcher:
+        tickets = [batcher.submit([FakeRow(str(n), tokens)], WAIT_S) for n, tokens in enumerate((10, 60, 60, 101))]
+        gate.set()
+        assert [ticket.future.result(WAIT_S) for ticket in tickets[:3]] == [["0"], ["1"], ["2"]]
+        with pytest.raises(OutOfMemory) as caught:
+            tickets[3].future.result(WAIT_S)
+        assert caught.value.status == 503
+        assert batcher.submit([FakeRow("next")], WAIT_S).future.result(WAIT_S) == ["next"]
+    assert max(sizes) > 1
+    assert sum(size > 1 for size in sizes) <= 1
+
+
+def test_what_can_wait_is_done_while_nothing_is_queued() -> None:
+    left = list(range(3))
+    done = threading.Event()
+
+    def idle() -> bool:
+        left.pop()
+        if not left:
+            done.set()
+        return bool(left)
+
+    with running(FakeModel(), idle=idle) as batcher:
+        assert done.wait(WAIT_S)
+        assert batcher.submit([FakeRow("a")], WAIT_S).future.result(WAIT_S) == ["a"]
+    assert not left

@@ -52,6 +52,12 @@ class FakeEngine:
     def describe(self) -> dict[str, Any]:
         return {"backend": "fake"}
 
+    def keep_beginning(self, ids: bytes) -> bool:
+        return False
+
+    def idle(self) -> bool:
+        return False
+
 
 def loaded(engine: Any) -> Loaded:
     prompter = Prompter(AutoTokenizer.from_pretrained(STARTER), DecisionFormat.load(STARTER), max_tokens=1000)
@@ -160,7 +166,9 @@ def test_it_says_why_it_is_not_ready() -> None:
     decider = Decider(Config(), load=load)
     decider.start()
     assert isinstance(decider.unready(), Loading)
-    assert decider.health() == (False, {"status": "loading", "reason": "the model is loading", "model": "model"})
+    error, document = decider.health()
+    assert isinstance(error, Loading)
+    assert document == {"status": "loading", "reason": "the model is loading", "model": "model"}
     with pytest.raises(Loading):
         decider.submit(body())
     gate.set()
@@ -197,8 +205,9 @@ def test_a_worker_that_dies_fails_readiness_and_every_request() -> None:
         with pytest.raises(WorkerDead):
             decider.answer(pending)
         assert decider.dead.wait(WAIT_S)
-        ready, document = decider.health()
-        assert (ready, document["status"]) == (False, "worker_dead")
+        error, document = decider.health()
+        assert isinstance(error, WorkerDead)
+        assert document["status"] == "worker_dead"
         with pytest.raises(WorkerDead):
             decider.submit(body())
 
@@ -227,16 +236,17 @@ def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
                 break
         with pytest.raises(Overloaded):
             decider.submit(b"not even JSON")
-        ready, document = decider.health()
-        assert (ready, document["status"]) == (False, "overloaded_error")
+        error, document = decider.health()
+        assert isinstance(error, Overloaded)
+        assert document["status"] == "overloaded_error"
         gate.set()
         assert decider.answer(first[0]).num_rows == 512
 
 
 def test_health_tells_what_is_served_and_how() -> None:
     with running(served_name="mine") as decider:
-        ready, document = decider.health()
-    assert ready
+        error, document = decider.health()
+    assert error is None
     assert document["status"] == "ready"
     assert document["verified"] is True
     assert document["warm_up"]["same_answer_twice"] is True

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from checkpoint import open_checkpoint
 from config import Config
 from decider import Loaded, load
-from engine import Engine, choose_dtype
+from engine import Engine
 from errors import StartupError
 from prompt import Row
 from wire import parse_request
@@ -113,11 +113,11 @@ def about(loaded: Loaded, num_words: int, seed: int = 0, count: int = 6, encodin
 def test_a_shared_state_gives_the_scores_of_whole_rows(starter: Loaded, plain: Loaded, num_words: int) -> None:
     rows = about(starter, num_words)
     engine: Any = starter.engine
-    before = engine.tokens_computed
+    before = engine.tokens.computed
     first, again = engine.forward(rows), engine.forward(rows)
     assert largest_difference(first, plain.engine.forward(rows)) < TOLERANCE
     assert first == again
-    assert engine.tokens_computed - before < 0.8 * 2 * sum(row.num_tokens for row in rows)
+    assert engine.tokens.computed - before < 0.8 * 2 * sum(row.num_tokens for row in rows)
 
 
 def test_a_question_alone_or_among_others_about_a_long_state_is_the_same(starter: Loaded) -> None:
@@ -140,7 +140,7 @@ def test_the_cache_of_states_is_bounded_and_may_be_off() -> None:
             rows = about(loaded, 120, seed=seed, count=1)
             assert engine.forward(rows) == engine.forward(rows)
         assert engine.describe()["state_cache_bytes"] <= megabytes << 20
-        assert (engine.tokens_reused > 0) is (megabytes > 0)
+        assert (engine.tokens.reused > 0) is (megabytes > 0)
 
 
 @pytest.mark.parametrize("name", ["starter", "labels"])
@@ -239,11 +239,6 @@ def test_a_device_that_is_not_there_is_said() -> None:
         pytest.skip("there is a CUDA device here")
     with pytest.raises(StartupError, match="torch finds no CUDA device"):
         Engine(open_checkpoint(Config()), Config(device="cuda"), "pointer")
-
-
-def test_the_dtype_is_float32_on_a_cpu_and_as_asked() -> None:
-    assert choose_dtype("auto", torch.device("cpu")) is torch.float32
-    assert choose_dtype("bfloat16", torch.device("cpu")) is torch.bfloat16
 
 
 def test_bfloat16_answers_near_float32(labels_checkpoint: Path, labels: Loaded, tmp_path: Path) -> None:

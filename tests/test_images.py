@@ -330,7 +330,7 @@ def test_few_pictures_are_decoded_at_once_and_waiting_counts_against_the_deadlin
 def test_pixels_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PictureReader(SETTINGS)
     (held,) = read(reader, FILES["RGB"])
-    monkeypatch.setattr(images, "MAX_HELD_BYTES", held.nbytes + 1)
+    monkeypatch.setattr(images, "MAX_HELD_BYTES", held.pixels.nbytes + 1)
     with pytest.raises(Overloaded):
         read(reader, FILES["L"])
     del held

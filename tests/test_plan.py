@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan import Batch, CostModel, Limits, plan_batches, plan_cost, sharing_pays
+from plan import Batch, CostModel, Limits, plan_batches, plan_cost
 
-COSTS = st.builds(
-    CostModel, st.integers(0, 300), st.integers(0, 5), st.integers(0, 50)
-)  # whole numbers: sums are exact
+COSTS = st.builds(CostModel, st.integers(0, 300), st.integers(0, 5))  # whole numbers: sums are exact
 LADDERS = st.one_of(st.just(()), st.sets(st.integers(1, 40), min_size=1).map(lambda sizes: tuple(sorted(sizes))))
 LIMITS = st.builds(Limits, st.integers(1, 300), st.integers(1, 8), LADDERS, LADDERS)
 LENGTHS = st.lists(st.integers(1, 60), max_size=25)
@@ -36,7 +34,7 @@ def test_every_row_is_in_exactly_one_batch_and_every_batch_within_the_limits(
         assert {prefixes[row] for row in batch.rows} == {batch.prefix}
         assert len(batch.rows) == 1 or len(batch.rows) <= limits.max_rows
         assert len(batch.rows) == 1 or batch.num_rows * batch.width <= limits.max_tokens
-        assert batch.cost_s == cost(batch.num_rows, batch.width, batch.num_rows if batch.prefix else 0)
+        assert batch.cost_s == cost(batch.num_rows, batch.width)
 
 
 @given(PREFIXED, COSTS, LIMITS)
@@ -121,28 +119,12 @@ def test_a_batch_says_the_bucket_it_is_padded_to():
 
 
 def test_rows_that_continue_different_prefixes_never_run_together():
-    batches = plan_batches([9, 9, 9, 9], CostModel(100, 1, 2), ROOM, ["a", None, "a", "b"])
+    batches = plan_batches([9, 9, 9, 9], CostModel(100, 1), ROOM, ["a", None, "a", "b"])
     assert [(batch.rows, batch.prefix, batch.cost_s) for batch in batches] == [
-        ((0, 2), "a", 122),
+        ((0, 2), "a", 118),
         ((1,), None, 109),
-        ((3,), "b", 111),
+        ((3,), "b", 109),
     ]
-
-
-@pytest.mark.parametrize(
-    ("prefix_length", "suffix_lengths", "cost", "is_computed", "pays"),
-    [
-        (300, [60] * 6, CostModel(10, 1, 5), False, True),
-        (300, [60], CostModel(10, 1), False, False),  # one row gains a launch and nothing else
-        (300, [60], CostModel(10, 1), True, True),  # unless the prefix is at hand
-        (20, [60, 60], CostModel(100, 1), False, False),
-        (300, [60] * 6, CostModel(10, 1, 400), False, False),  # a fork dearer than the tokens it saves
-    ],
-)
-def test_sharing_pays_where_the_tokens_saved_cost_more_than_what_it_adds(
-    prefix_length: int, suffix_lengths: list[int], cost: CostModel, is_computed: bool, pays: bool
-):
-    assert sharing_pays(prefix_length, suffix_lengths, cost, ROOM, is_computed) == pays
 
 
 @pytest.mark.parametrize(

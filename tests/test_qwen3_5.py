@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 import qwen3_5
-from qwen3_5 import BadWeights, Prefix, Spec, TensorReader, UnsupportedModel, Weights, forward
+from prefix import Prefix
+from qwen3_5 import BadWeights, Spec, TensorReader, UnsupportedModel, Weights, forward
 
 TOLERANCE = 2e-5  # of the largest logit
 DIFFERS = 0.05  # of the largest logit: what is wrong is wrong by this at least

@@ -7,6 +7,7 @@ import io
 import json
 import random
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,7 +198,7 @@ SETTINGS = Settings(16, 2, 65536, 448 * 448, (0.5,) * 3, (0.5,) * 3)
 def picture(rows: int, columns: int, seed: int = 0) -> Picture:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (3, rows * 16, columns * 16), generator=generator).to(torch.uint8)
-    return Picture(pixels, f"{rows}x{columns}:{seed}".encode(), (rows, columns), rows * columns // 4)
+    return Picture(pixels, f"{rows}x{columns}:{seed}".encode(), (rows, columns), (rows // 2, columns // 2))
 
 
 def tower(pair: Pair, cache_bytes: int = 0, **limits: Any) -> Tower:
@@ -287,13 +288,15 @@ def test_positions_are_those_of_the_librarys_get_rope_index(parts: list[int | tu
     expected, deltas = Qwen3_5Model.get_rope_index(
         ROPE_INDEX, ids, mm_token_type_ids=torch.tensor([kinds]), image_grid_thw=torch.tensor(grids).view(-1, 3)
     )
-    ours = rope_positions(len(kinds) + 4, shown, 2)
+    ours = rope_positions(len(kinds) + 4, shown)
     assert np.array_equal(ours[:, : len(kinds)], expected[:, 0].numpy())
     follow = np.arange(len(kinds), len(kinds) + 4) + deltas.item()  # what the library gives tokens that come later
     assert np.array_equal(ours[:, len(kinds) :], np.stack([follow] * 3))
     for cut in range(1, len(kinds)):  # a beginning's positions do not depend on what follows
         if not any(one.start < cut < one.start + one.picture.num_tokens for one in shown):
-            assert np.array_equal(rope_positions(cut, shown, 2), ours[:, :cut])
+            before = [one for one in shown if one.start < cut]
+            assert np.array_equal(rope_positions(cut, before), ours[:, :cut])
+            assert Row(array("i", [0] * len(kinds)), (), cut, tuple(shown)).position(cut) == ours[0, cut]
 
 
 def png(seed: int, width: int = 300, height: int = 200) -> bytes:
