@@ -285,7 +285,7 @@ def test_p24_every_mode_is_shown_and_transparency_is_white(seeing: Server) -> No
         for name, data in {
             "white": save(Pillow.new("RGB", (300, 200), "white")),
             "RGBA": save(clear),
-            "P+tRNS": save(Pillow.new("P", (300, 200), 3), transparency=3),
+            "P+tRNS": save(drawing().quantize(8), transparency=bytes(8)),
             "LA": save(drawing().convert("LA")),
             "grey": save(drawing().convert("L")),
             "16 bit": save(deep),
