@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from tqdm import tqdm
@@ -47,6 +47,9 @@ HASH_CHUNK_BYTES = 4 << 20
 _LINE = re.compile(r"([0-9A-Fa-f]{64}) [ *](.+)")
 
 
+Stamp = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint on this disk, whose files may be loaded."""
@@ -55,8 +58,10 @@ class Checkpoint:
     name: str
     source: str  # "starter", "folder" or "hub"
     revision: str | None  # the commit of a Hub snapshot
-    digests: dict[str, str] | None  # file -> SHA-256 in hex, where there is a manifest
     created: int  # when its configuration was written on this disk, in seconds since 1970
+    manifest: Path | None = None
+    stamps: dict[str, Stamp] = field(default_factory=dict)  # of the files in the manifest, from before they are hashed
+    digests: dict[str, str] | None = None  # file -> SHA-256 in hex, once they were found to be the manifest's
 
     @property
     def is_verified(self) -> bool | None:
@@ -73,6 +78,11 @@ def set_hub_environment(config: Config) -> None:
 
 def open_checkpoint(config: Config) -> Checkpoint:
     """Find and verify. Raises `StartupError`, one line that names the file or the line at fault."""
+    return verify(find_checkpoint(config))
+
+
+def find_checkpoint(config: Config) -> Checkpoint:
+    """Find, without hashing: not to be loaded before it is verified. Raises `StartupError`."""
     folder = Path(config.model)
     source, revision, name = "folder", None, folder.name
     if config.is_starter:
@@ -83,13 +93,30 @@ def open_checkpoint(config: Config) -> Checkpoint:
     folder = folder.resolve() if source != "hub" else folder
     created = _check_configuration(folder)
     manifest = _find_manifest(folder, config)
-    digests = None
+    stamps = {}
     if manifest is not None:
         listed = read_manifest(manifest)
         _check_unlisted(folder, manifest, listed)
-        digests = _hash_files(manifest, listed)
+        stamps = _stamp_listed(manifest, listed)
     weight_files(folder)
-    return Checkpoint(folder, config.served_name or name or folder.name, source, revision, digests, created)
+    name = config.served_name or name or folder.name
+    return Checkpoint(folder, name, source, revision, created, manifest, stamps)
+
+
+def verify(checkpoint: Checkpoint) -> Checkpoint:
+    """The same with its digests, where there is a manifest. Any thread. Raises `StartupError`."""
+    if checkpoint.manifest is None:
+        return checkpoint
+    return replace(checkpoint, digests=_hash_files(checkpoint.manifest, checkpoint.stamps))
+
+
+def check_unchanged(checkpoint: Checkpoint) -> None:
+    """To be called when all is loaded: the files read since are those that were hashed. Raises `StartupError`."""
+    for name, stamp in checkpoint.stamps.items():
+        assert checkpoint.manifest is not None
+        path = checkpoint.manifest.parent / name
+        if _stamp(path) != stamp:
+            raise StartupError(f"{path} changed between its verification and its loading")
 
 
 def _check_configuration(folder: Path) -> int:
@@ -182,15 +209,29 @@ def _loadable_files(folder: Path) -> Iterator[Path]:
                 yield Path(root, name)
 
 
-def _hash_files(manifest: Path, listed: dict[str, tuple[int, str]]) -> dict[str, str]:
-    """The digests, once every file has the one it is listed with."""
-    sizes = {}
+def _stamp(path: Path) -> Stamp | None:
+    """Which file lies there now, as far as the file system tells: its number, its size, when it was last changed."""
+    if not path.is_file():
+        return None
+    facts = path.stat()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+
+
+def _stamp_listed(manifest: Path, listed: dict[str, tuple[int, str]]) -> dict[str, Stamp]:
+    stamps = {}
     for name, (number, _) in listed.items():
-        path = manifest.parent / name
-        if not path.is_file():
+        stamp = _stamp(manifest.parent / name)
+        if stamp is None:
             raise StartupError(f"{manifest}:{number}: {name} is missing")
-        sizes[name] = path.stat().st_size
-    with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verifying", leave=False, disable=None) as bar:
+        stamps[name] = stamp
+    return stamps
+
+
+def _hash_files(manifest: Path, stamps: dict[str, Stamp]) -> dict[str, str]:
+    """The digests, once every file has the one it is listed with."""
+    listed = read_manifest(manifest)
+    num_bytes = sum(size for _, size, _, _ in stamps.values())
+    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="verifying", leave=False, disable=None) as bar:
         for name, (number, digest) in listed.items():
             if _sha256(manifest.parent / name, bar) != digest:
                 raise StartupError(

@@ -16,7 +16,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import assets
 import readout
 from batcher import Batcher, Ticket
-from checkpoint import Checkpoint, open_checkpoint, set_hub_environment
+from checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from config import Config
 from errors import (
     ApiError,
@@ -127,14 +127,16 @@ def load(config: Config) -> Loaded:
     # name: a container may have neither. One that exists is not made.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
     set_hub_environment(config)
-    checkpoint = open_checkpoint(config)
-    from transformers import AutoTokenizer
+    with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
+        verifying = pool.submit(verify, find_checkpoint(config))
+        from transformers import AutoTokenizer
 
-    from engine import Engine
-    from images import PictureReader
-    from prompt import Prompter
-    from template import DecisionFormat
+        from engine import Engine
+        from images import PictureReader
+        from prompt import Prompter
+        from template import DecisionFormat
 
+        checkpoint = verifying.result()  # nothing of it is read before this
     decision = DecisionFormat.load(checkpoint.folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
@@ -143,6 +145,7 @@ def load(config: Config) -> Loaded:
             f"{checkpoint.folder}: the tokenizer cannot be loaded: {str(err).splitlines()[0][:200]}"
         ) from err
     engine = Engine(checkpoint, config, decision.readout)
+    check_unchanged(checkpoint)
     max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
     tower = engine.tower
     prompter = Prompter(

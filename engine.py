@@ -24,6 +24,7 @@ from config import Config
 from errors import OutOfMemory, StartupError
 from fast import (
     CUDA_LADDER,
+    GRAPH_TOLERANCE,
     MAX_PATCHES,
     PICTURE_LADDER,
     Buffers,
@@ -240,7 +241,8 @@ class Engine:
         """Have the graphs made that this device and these limits call for; with `--fast-start` the common ones now."""
         torch.backends.cuda.enable_cudnn_sdp(False)  # wrong with masks that are not square, seen by others
         shapes = graph_shapes(CUDA_LADDER, config.max_batch_tokens, config.max_batch_rows, body.max_tokens)
-        body.use_graphs(CudaBackend(self.device), CUDA_LADDER, shapes, config.graph_memory_mb << 20)
+        backend, max_bytes = CudaBackend(self.device), config.graph_memory_mb << 20
+        body.use_graphs(backend, CUDA_LADDER, shapes, max_bytes)
         self._limits = Limits(config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
         self._suffix_limits = Limits(
             config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows
@@ -253,10 +255,15 @@ class Engine:
                 said = time.monotonic()
                 logger.info("capturing graphs: %d of %d", len(graphs.ready), len(shapes))
         logger.info("graphs: %s", graphs.describe())
+        if self.tower is not None:
+            self.tower.use_graphs(backend, GRAPH_TOLERANCE, max_bytes - graphs.num_bytes)
+            while not config.fast_start and self.tower.graphs is not None and self.tower.graphs.capture_next():
+                pass
 
     def idle(self) -> bool:
         """A little of what was left for later; called while no request waits. Returns whether more is left."""
-        return self._graphs is not None and self._graphs.capture_next()
+        all_graphs = (self._graphs, self.tower.graphs if self.tower else None)
+        return any(graphs.capture_next() for graphs in all_graphs if graphs is not None)
 
     def _measure(self, readout: Readout) -> CostModel:
         """What a pass costs, by the time passes take, and on a CPU with how many threads. Starting one is rounded to a
@@ -269,6 +276,8 @@ class Engine:
             tuning.choose_threads(run, self._body.hidden_size, self._choice.reasons)
         cost = CostModel.fit(tuning.time_passes(run, self.device, self.max_tokens))
         tokens = cost.launch_s / cost.token_s if cost.token_s else MAX_LAUNCH_TOKENS
+        for what, reason in self._choice.reasons.items():
+            logger.info("chosen: %s %s", what, reason)
         launch_tokens = 2 ** round(math.log2(min(MAX_LAUNCH_TOKENS, max(MIN_LAUNCH_TOKENS, tokens))))
         return CostModel(launch_s=launch_tokens, token_s=1)  # in tokens: only ratios matter
 
@@ -300,7 +309,7 @@ def load_tower(
         return None, "the server was started with --no-images"
     if not isinstance(body, FastBody):
         return None, "--backend transformers reads text only"
-    ladder = PICTURE_LADDER if device.type == "cuda" else Ladder()
+    ladder = PICTURE_LADDER if device.type == "cuda" and config.graph_memory_mb else Ladder()
     try:
         body.tower = Tower.load(
             checkpoint.folder,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from tqdm import tqdm
 
 import qwen3_5
 from checkpoint import weight_files
@@ -117,8 +118,10 @@ class FastBody:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._spec = qwen3_5.Spec.from_config(config)
         try:
-            reader = SafetensorsReader(weight_files(folder))
-            self._weights = qwen3_5.load_weights(self._spec, reader, device, dtype, pack=pack)
+            with tqdm(unit="B", unit_scale=True, desc="loading", leave=False, disable=None) as bar:
+                reader = SafetensorsReader(weight_files(folder), bar.update)
+                bar.total = reader.num_bytes
+                self._weights = qwen3_5.load_weights(self._spec, reader, device, dtype, pack=pack)
         except (qwen3_5.BadWeights, SafetensorError) as err:
             raise StartupError(f"{folder} cannot be loaded: {err}") from None
         self._device = device

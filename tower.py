@@ -9,7 +9,7 @@ import functools
 import json
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 import vision
 from checkpoint import weight_files
+from graphs import Backend, Graphs, Work, largest_first
 from images import Picture, Settings
 from plan import CostModel, Limits, plan_batches
 from prompt import PictureTokens, Shown
@@ -27,6 +28,16 @@ from weights import SafetensorsReader
 
 MAX_KEPT_GRIDS = 64  # sizes of pictures; of 784 patches and width 1152 one takes 4 MB
 TOKEN_KEYS = {"start": "vision_start_token_id", "pad": "image_token_id", "end": "vision_end_token_id"}
+
+
+class Buffers(NamedTuple):
+    """What a padded pass reads: see `vision.forward`."""
+
+    patches: Tensor
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+    lengths: Tensor
 
 
 class Tower:
@@ -50,6 +61,7 @@ class Tower:
         self._embeds: StateCache[Tensor] = StateCache(cache_bytes)
         self._grid = functools.lru_cache(MAX_KEPT_GRIDS)(functools.partial(vision.make_grid, spec, weights))
         self.num_encoded = self.num_reused = 0
+        self.graphs: Graphs[tuple[int, int], Buffers] | None = None  # by pictures and patches
 
     @classmethod
     def load(
@@ -94,6 +106,7 @@ class Tower:
             "image_cache_bytes": self._embeds.num_bytes,
             "images_encoded": self.num_encoded,
             "images_reused": self.num_reused,
+            "image_graphs": self.graphs.describe() if self.graphs else None,
         }
 
     def inputs(
@@ -136,29 +149,53 @@ class Tower:
             self.num_encoded += len(chosen)
 
     def _run(self, pictures: list[Picture], num_rows: int, width: int) -> Tensor:
-        """(num_rows, width / merged, hidden) embeddings; rows and patches beyond the pictures' are padding."""
+        """(num_rows, width / merged, hidden) embeddings; rows and patches beyond the pictures' are padding.
+
+        They hold until the next call."""
         device = self._weights.patch.weight.device
         patches = [self.settings.patches(picture.pixels.to(device)) for picture in pictures]
         grids = [self._grid(*picture.grid) for picture in pictures]
         is_full = num_rows == len(pictures) and width == len(patches[0])
-        if is_full and all(grid is grids[0] for grid in grids):  # nothing to pad or mask, and one table for all
+        if self.graphs is None and is_full and all(grid is grids[0] for grid in grids):  # one table, nothing to mask
             tables = (grids[0].positions[None], grids[0].cos[None], grids[0].sin[None])
             return vision.forward(self._spec, self._weights, torch.stack(patches), *tables)
-        lengths = torch.tensor([len(one) for one in patches] + [width] * (num_rows - len(patches)), device=device)
-        tables = (
-            _pad([grid.positions for grid in grids], num_rows, width),
-            _pad([grid.cos for grid in grids], num_rows, width),
-            _pad([grid.sin for grid in grids], num_rows, width),
+        graph = self.graphs.find((num_rows, width)) if self.graphs is not None else None
+        buffers = graph.buffers if graph is not None else self._buffers((num_rows, width))
+        parts = (patches, *zip(*((grid.positions, grid.cos, grid.sin) for grid in grids), strict=True))
+        for whole, of_pictures in zip(buffers[:-1], parts, strict=True):
+            for row, part in enumerate(of_pictures):
+                whole[row, : len(part)] = part
+        lengths = [len(one) for one in patches] + [width] * (num_rows - len(patches))
+        buffers[-1].copy_(torch.tensor(lengths))
+        return graph.replay()[0] if graph is not None else self._forward(buffers)
+
+    def _forward(self, buffers: Buffers) -> Tensor:
+        return vision.forward(self._spec, self._weights, *buffers)
+
+    def _buffers(self, shape: tuple[int, int]) -> Buffers:
+        """What a padded pass over (pictures, patches) reads: finite, whatever of it is padding."""
+        spec, weights = self._spec, self._weights
+        device = weights.positions.device
+        return Buffers(
+            patches=torch.zeros(*shape, weights.patch.weight.shape[1], device=device),
+            positions=torch.zeros(*shape, spec.hidden_size, dtype=weights.dtype, device=device),
+            cos=torch.zeros(*shape, spec.head_dim // 2, dtype=weights.positions.dtype, device=device),
+            sin=torch.zeros(*shape, spec.head_dim // 2, dtype=weights.positions.dtype, device=device),
+            lengths=torch.full(shape[:1], shape[1], device=device),
         )
-        return vision.forward(self._spec, self._weights, _pad(patches, num_rows, width), *tables, lengths)
 
+    def use_graphs(self, backend: Backend, tolerance: float, max_bytes: int) -> None:
+        """Have a pass captured for each of the buckets; `graphs.capture_next` captures one."""
+        limits = self._limits
+        shapes = [(rows, width) for rows in limits.heights for width in limits.widths if limits.allow(rows, width)]
+        self.graphs = Graphs(backend, self._work, tolerance, max_bytes)
+        self.graphs.waiting = largest_first(shapes, lambda shape: shape[0] * shape[1])
 
-def _pad(parts: list[Tensor], num_rows: int, width: int) -> Tensor:
-    """Parts (P, D) as (num_rows, width, D), zeros where there is nothing."""
-    whole = parts[0].new_zeros(num_rows, width, parts[0].shape[1])
-    for row, part in enumerate(parts):
-        whole[row, : len(part)] = part
-    return whole
+    def _work(self, shape: tuple[int, int]) -> Work[Buffers]:
+        buffers = self._buffers(shape)
+        count = torch.arange(buffers.patches.numel(), device=buffers.patches.device)
+        buffers.patches.copy_((count % 251 / 125 - 1).view_as(buffers.patches))  # something that is not all alike
+        return Work(buffers, lambda: (self._forward(buffers),))
 
 
 def rope_positions(num_tokens: int, pictures: Iterable[Shown]) -> np.ndarray[Any, np.dtype[np.int64]]:

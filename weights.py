@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ class SafetensorsReader:
     process's memory beside the tensors made of them (docs/engine.md). One tensor at a time is held here.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises `SafetensorError` for a file that is not whole."""
+    def __init__(self, paths: Sequence[Path], on_read: Callable[[int], object] = lambda _: None) -> None:
+        """on_read is told of bytes as they are read. Raises `SafetensorError` for a file that is not whole."""
+        self._on_read = on_read
         self._places: dict[str, _Place] = {}
         for path in paths:
             with safe_open(path, framework="pt"):  # the library's own checks of the header: bounds, overlaps, sizes
@@ -55,6 +56,10 @@ class SafetensorsReader:
 
     def keys(self) -> Iterable[str]:
         return self._places.keys()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(place.num_bytes for place in self._places.values())
 
     def __getitem__(self, name: str) -> Tensor:
         place = self._places[name]
@@ -69,6 +74,7 @@ class SafetensorsReader:
                 if not count:
                     raise SafetensorError(f"{place.path.name} was cut short while it was read")
                 room = room[count:]
+                self._on_read(count)
         return tensor
 
 

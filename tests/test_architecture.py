@@ -51,7 +51,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "tuning": {"torch"},
     },
     {
-        "fast": {"torch", "safetensors"},
+        "fast": {"torch", "safetensors", "tqdm"},
         "library": {"torch", "safetensors", "transformers"},
     },
     {

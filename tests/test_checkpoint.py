@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from checkpoints import STARTER
 
 import checkpoint
-from checkpoint import open_checkpoint, read_manifest, weight_files
+from checkpoint import check_unchanged, open_checkpoint, read_manifest, weight_files
 from config import Config
 from errors import StartupError
 
@@ -193,3 +194,23 @@ def test_a_hub_snapshot_is_found_in_the_cache_with_its_commit(
 def test_a_manifest_without_a_last_newline_is_read(folder: Path) -> None:
     (folder / "SHA256SUMS").write_text(f"{'A' * 64}  x")
     assert read_manifest(folder / "SHA256SUMS") == {"x": (1, "a" * 64)}
+
+
+@pytest.mark.parametrize("change", ["replaced", "written", "removed", "touched"])
+def test_a_file_that_changes_between_hashing_and_loading_stops_the_start(folder: Path, change: str) -> None:
+    (folder / "SHA256SUMS").write_text("\n".join(sums(folder)))
+    found = open_checkpoint(Config(model=str(folder)))
+    check_unchanged(found)
+    path = folder / "model.safetensors"
+    if change == "replaced":
+        other = folder / "other"
+        other.write_bytes(b"weights")
+        other.replace(path)
+    elif change == "written":
+        path.write_bytes(b"WEIGHTS")
+    elif change == "removed":
+        path.unlink()
+    else:
+        os.utime(path)
+    with pytest.raises(StartupError, match="safetensors changed between its verification and its loading"):
+        check_unchanged(found)

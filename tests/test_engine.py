@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from checkpoint import open_checkpoint
 from config import Config
 from decider import Loaded, load
 from engine import Engine
-from errors import StartupError
+from errors import OutOfMemory, StartupError
 from prompt import Row
 from wire import parse_request
 
@@ -299,3 +302,87 @@ def test_logits_that_an_architecture_bends_are_bent_the_same_way(
     loaded = load(Config(model=str(tmp_path)))
     assert loaded.engine.describe()["backend"] == "transformers"
     assert len(loaded.engine.forward(rows_of(loaded, count=1))) == 3
+
+
+def test_the_templates_own_beginning_is_kept_for_good(chat_checkpoint: Path) -> None:
+    loaded = load(Config(model=str(chat_checkpoint), state_cache_mb=0))
+    plain = load(Config(model=str(chat_checkpoint), share_state=False))
+    engine: Any = loaded.engine
+    engine._launch_tokens = 4  # this template's beginning is short
+    (ids,) = loaded.prompter.beginnings()
+    assert len(ids) // 4 >= 4
+    assert engine.keep_beginning(ids)
+    assert not engine.keep_beginning(ids)
+    for num_words in (0, 3, 100):  # no state to share; with a state that is computed apart, on top of the beginning
+        rows = about(loaded, num_words, count=3)
+        assert all(row.input_ids.tobytes().startswith(ids) for row in rows)
+        before = engine.tokens.reused
+        assert largest_difference(engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+        assert engine.tokens.reused - before >= len(ids) // 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes"
+        ),
+    ],
+)
+def test_without_memory_the_states_go_and_the_request_is_told(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    loaded = load(Config(backend="fast"))
+    engine: Any = loaded.engine
+    rows = about(loaded, 100)
+    expected = engine.forward(rows)
+    assert engine.describe()["state_cache_bytes"] > 0
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._body, "scores", fail)
+        with pytest.raises(OutOfMemory) as caught:
+            engine.forward(rows)
+    assert (caught.value.status, caught.value.__context__) == (503, None)
+    assert engine.describe()["state_cache_bytes"] == 0
+    assert engine.forward(rows) == expected
+
+
+def test_another_failure_is_not_taken_for_a_lack_of_memory(starter: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: Any = starter.engine
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(engine._body, "scores", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        engine.forward(about(starter, 3))
+
+
+def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu(tmp_path: Path) -> None:
+    """The library binds it when it imports the model's code, whatever the device."""
+    (tmp_path / "fla" / "ops").mkdir(parents=True)
+    for place in ("", "ops"):
+        (tmp_path / "fla" / place / "__init__.py").write_text(
+            "def broken(*args, **kwargs):\n    raise RuntimeError('0 active drivers')\n"
+            "chunk_gated_delta_rule = fused_recurrent_gated_delta_rule = FusedRMSNormGated = broken\n"
+        )
+    code = (
+        "from config import Config; from decider import load, warm_up; import sys\n"
+        "loaded = load(Config(backend='transformers')); warm_up(loaded)\n"
+        "print(loaded.engine.describe()['backend'], 'fla' in sys.modules)\n"
+        "import fla; print(fla.broken.__name__)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["transformers", "False", "broken"]

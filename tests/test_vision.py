@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import PREPROCESSOR, TINY_VISION, scale_up
+from fake_graphs import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -241,6 +242,27 @@ def test_with_buckets_only_their_shapes_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert {height for height, _ in shapes} <= {1, 2, 4}
     assert all(height * width <= 200 or height == 1 for height, width in shapes)
     assert len(shapes) > 3
+
+
+def test_every_bucket_is_captured_and_replayed() -> None:
+    """The stand-in fails on what a capture forbids, and poisons the outputs of a graph when another is replayed."""
+    pair = Pair()
+    eyes = tower(pair, max_tokens=200, widths=(16, 40, 96), heights=(1, 2, 4))
+    backend = FakeBackend()
+    eyes.use_graphs(backend, tolerance=1e-4, max_bytes=1 << 30)
+    assert eyes.graphs is not None
+    while eyes.graphs.capture_next():
+        pass
+    assert set(eyes.graphs.ready) == {(1, 16), (1, 40), (1, 96), (2, 16), (2, 40), (2, 96), (4, 16), (4, 40)}
+    assert not eyes.graphs.failed
+    for sizes in ([(4, 4)] * 4, [(2, 2), (8, 4), (6, 6)], [(8, 12), (4, 4)], [(10, 12)]):
+        shown = [picture(*size, seed=seed) for seed, size in enumerate(sizes)]
+        eyes.encode(shown)
+        for one in shown:
+            assert one.embeds is not None
+            assert distance(one.embeds, expected_embeds(pair, one)) < TOLERANCE
+    assert eyes.graphs.num_replays > 3
+    assert eyes.graphs.num_plain == 1  # of more patches than any bucket has
 
 
 def test_a_picture_is_encoded_once_a_request_and_once_while_it_is_kept() -> None:
