@@ -54,6 +54,9 @@ LOADING_RETRY_S = 2
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
+WARM_UP_PICTURE = (  # one grey pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+)
 WARM_UP_QUESTIONS = (
     Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
     Question("topic", "choice", "What is it about?", ("delivery", "payment", "other"), (None, "Money", None)),
@@ -251,8 +254,8 @@ class Decider:
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
         if not request.has_images:
             return request, self._loaded.prompter.render(request)
-        request, pictures = read_pictures(self._loaded, request, deadline)
-        return request, self._loaded.prompter.render(request, pictures)
+        marked, pictures = read_pictures(self._loaded, request, deadline)
+        return request, self._loaded.prompter.render(marked, pictures)  # the answer repeats the levels as they came
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -384,8 +387,14 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     is_same = True
     for ids in loaded.prompter.beginnings():
         loaded.engine.keep_beginning(ids)
-    for encoding in loaded.prompter.encodings:
-        rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
+    batches = [
+        loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
+        for encoding in loaded.prompter.encodings
+    ]
+    if loaded.reader is not None:
+        request = Request(WARM_UP_STATE, WARM_UP_QUESTIONS, images=[WARM_UP_PICTURE])
+        batches.append(loaded.prompter.render(*read_pictures(loaded, request, math.inf)))
+    for rows in batches:
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
         is_same = is_same and first == second
         if not all(map(is_finite, first)):

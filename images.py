@@ -198,7 +198,7 @@ class PictureReader:
             if data not in jobs:
                 jobs[data] = self._decoders.submit(self._decode, data, name)
         try:
-            return [jobs[data].result(max(0.0, deadline - time.monotonic())) for _, data in sources]
+            return [jobs[data].result(_seconds_until(deadline)) for _, data in sources]
         except FutureTimeoutError:
             raise DeadlineExceeded("the pictures waited too long to be read", retry_after_s=1) from None
         finally:
@@ -216,6 +216,10 @@ class PictureReader:
             if self._held_bytes + num_bytes > MAX_HELD_BYTES:
                 raise Overloaded("too many pictures wait for the model", retry_after_s=1)
             self._held_bytes += num_bytes
+
+
+def _seconds_until(deadline: float) -> float | None:
+    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
 
 
 def decode(data: bytes, name: str, settings: Settings) -> Picture:

@@ -309,6 +309,15 @@ def test_p24_every_mode_is_shown_and_transparency_is_white(seeing: Server) -> No
     assert_differ(answers["plain"], answers["grey"])
 
 
+def test_levels_that_show_pictures_come_back_as_they_were_sent(seeing: Server) -> None:
+    levels = ["unlike <image:1>", {"like": "<image:1>"}]
+    question = {"type": "score", "instructions": "How much is it like <image:1>?", "criteria": levels}
+    answer = seeing.ask("<image:1>", question, images=[encoded(PNG)])
+    assert list(answer["legend"].values()) == levels
+    choice = {"type": "choice", "criteria": {"<image:1>": "like <image:1>", "b": None}}
+    assert list(seeing.ask("x", choice, images=[encoded(PNG)])["probabilities"]) == ["<image:1>", "b"]
+
+
 def test_urls_are_not_fetched(seeing: Server) -> None:
     for url in ("http://127.0.0.1:9/a.png", "https://example.com/a.png", "file:///etc/passwd"):
         for fields in ({"images": {"a": url}}, {"images": [url]}, {"images": [{"base64": url}]}):

@@ -16,21 +16,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import PREPROCESSOR, TINY_VISION, scale_up
+from checkpoints import PREPROCESSOR, TINY_VISION, make_vision_checkpoint, scale_up
 from fake_graphs import FakeBackend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from test_qwen3_5 import no_sync
 from torch import Tensor
-from transformers import Qwen3_5ForConditionalGeneration
+from transformers import AutoTokenizer, Qwen3_5ForConditionalGeneration, pipeline
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5Model, Qwen3_5VisionModel
+from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
 import vision
 from config import Config
-from decider import Loaded, load, read_pictures
+from decider import Decider, Loaded, load, read_pictures
 from images import Picture, Settings
 from plan import CostModel, Limits
 from prompt import PictureTokens, Row, Shown
@@ -469,3 +471,34 @@ def test_the_order_of_pictures_matters_and_so_does_their_place(loaded: Loaded) -
     ]
     one, two, three = (all_scores(loaded, request) for request in asked)
     assert min(distance(one, two), distance(one, three), distance(two, three)) > DIFFERS
+
+
+def test_answers_about_pictures_are_those_of_the_librarys_decision_pipeline(tmp_path: Path) -> None:
+    """End to end: its own prompt, processor, positions and forward, on a chat model that sees."""
+    folder = make_vision_checkpoint(tmp_path / "chat", is_chat=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = Qwen3VLProcessor(PROCESSOR, tokenizer, Qwen3VLVideoProcessor(), chat_template=tokenizer.chat_template)
+    model = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    theirs = pipeline("decision", model=model, processor=processor, tokenizer=tokenizer)
+    asked = Decider(Config(model=str(folder), backend="fast"))
+    asked.start()
+    asked.wait_ready()
+    assets = {f"@{name}": {"type": "image", "format": "png", "data_base64": IMAGES[name]} for name in PICTURES}
+    for state, question in (
+        ("see @a here", CHOICE),
+        ({"x": ["@b", {"y": "like @a"}]}, NOUL),
+        ("@c@b", {"type": "score", "instructions": "How like @b?", "criteria": ["not", "a bit", "as @c is"]}),
+        ("no picture here <|image_pad|>", {**NOUL, "instructions": "Only @a?"}),
+    ):
+        text = json.dumps([state, question])
+        shown = {name: asset for name, asset in assets.items() if name in text}
+        request = {"state": state, "questions": {"q": question}, "assets": shown}
+        ours = json.loads(asked.decide(json.dumps(request).encode()))["answers"]["q"]
+        expected = theirs(request)["q"]
+        if "probabilities" in expected:
+            assert list(ours["probabilities"].values()) == pytest.approx(
+                list(expected["probabilities"].values()), abs=1e-4
+            )
+        else:
+            assert ours["noul"] == pytest.approx(expected["noul"], abs=1e-4)
+    asked.drain(10)
