@@ -163,6 +163,7 @@ class Batcher:
         self._has_idle_work = True
         self._seconds_per_row = 0.0
         self.num_batches = self.num_rows = 0
+        self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
         self.num_repeated_rows = 0  # answered by the run of another row with the same key
         self.beat_at = time.monotonic()  # when the worker last came round
 
@@ -207,13 +208,15 @@ class Batcher:
         )
 
     def describe(self) -> dict[str, Any]:
-        """The queue's part of `/health`."""
+        """The queue's part of `/health`. The beat's age is 0 while the worker has nothing to do."""
+        is_busy = self._running or self._queue.num_rows
         return {
             "queued_rows": self._queue.num_rows,
             "batches": self.num_batches,
             "rows": self.num_rows,
+            "batch_rows": list(self.batch_rows),
+            "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
             "repeated_rows": self.num_repeated_rows,
-            "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3),
         }
 
     def _retry_after_s(self, waiting: int) -> int:
@@ -270,6 +273,7 @@ class Batcher:
         logger.debug("batch: rows=%d ms=%.1f", len(batch), seconds * 1e3)
         self.num_batches += 1
         self.num_rows += len(batch)
+        self.batch_rows[(len(batch) - 1).bit_length()] += 1
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []

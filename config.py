@@ -62,6 +62,7 @@ class Config:
     read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)
     idle_timeout_s: float = _setting(75.0, "keep an unused connection", minimum=MIN_IDLE_TIMEOUT_S, maximum=86400)
     drain_s: float = _setting(20.0, "time to finish queued work after SIGTERM", minimum=0, maximum=3600)
+    log_json: bool = _setting(False, "log lines as JSON objects")
     verbose: bool = _setting(False, "log every batch and startup step")
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # no flag: other users can read a command line
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +93,7 @@ class Pending:
     request: Request
     ticket: Ticket
     started_at: float
+    stages_ms: dict[str, float]  # "parse" and "render"
     num_image_tokens: int | None = None  # among its tokens; None for a request without pictures
 
     @property
@@ -114,8 +116,7 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Answered:
     body: bytes
-    queue_ms: float
-    model_ms: float
+    stages_ms: dict[str, float]  # "queue", "model", the batches that its rows were part of, and "readout"
     num_rows: int
     num_tokens: int
 
@@ -242,20 +243,22 @@ class Decider:
             raise error
         deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
-            request, rows = self._read(body, content_type, deadline)
+            request, rows, stages_ms = self._read(body, content_type, deadline)
         ticket = self._batcher.submit(rows, deadline - time.monotonic())
         num_image_tokens = sum(row.num_image_tokens for row in rows) if request.has_images else None
-        return Pending(request, ticket, started_at, num_image_tokens)
+        return Pending(request, ticket, started_at, stages_ms, num_image_tokens)
 
-    def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row]]:
+    def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row], dict[str, float]]:
         assert self._loaded is not None
+        started = time.monotonic()
         request = parse_request(body, content_type)
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        if not request.has_images:
-            return request, self._loaded.prompter.render(request)
         marked, pictures = read_pictures(self._loaded, request, deadline)
-        return request, self._loaded.prompter.render(marked, pictures)  # the answer repeats the levels as they came
+        parsed = time.monotonic()
+        rows = self._loaded.prompter.render(marked, pictures)
+        stages_ms = {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
+        return request, rows, stages_ms  # not the marked one: an answer repeats levels as they came
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -273,6 +276,7 @@ class Decider:
         except CancelledError:
             raise DeadlineExceeded("the request was given up", retry_after_s=1) from None
         assert self._loaded is not None
+        resolved = time.monotonic()
         decision = self._loaded.prompter.decision
         answers = {}
         scores = (question for row in results for question in row)
@@ -291,8 +295,12 @@ class Decider:
             latency_ms=latency_ms,
             image_tokens=pending.num_image_tokens,
         )
-        queue_ms = (ticket.started_at - ticket.queued_at) * 1000
-        return Answered(body, queue_ms, ticket.model_s * 1000, pending.num_rows, num_tokens)
+        stages_ms = {
+            "queue": (ticket.started_at - ticket.queued_at) * 1000,
+            "model": ticket.model_s * 1000,
+            "readout": (time.monotonic() - resolved) * 1000,
+        }
+        return Answered(body, stages_ms, pending.num_rows, num_tokens)
 
     def decide(self, body: bytes) -> bytes:
         """Request body in, response body out, without a server. Raises `ApiError`."""
@@ -370,6 +378,8 @@ class Decider:
 
 def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Request, list[Picture]]:
     """The request with marks where its pictures are shown, and these. Raises `BadRequest` or `DeadlineExceeded`."""
+    if not request.has_images:
+        return request, []
     if loaded.reader is None:
         raise BadRequest(f"this server reads text only ({loaded.no_images_reason}): send no images and no assets")
     sources = assets.gather(request)
@@ -387,14 +397,11 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     is_same = True
     for ids in loaded.prompter.beginnings():
         loaded.engine.keep_beginning(ids)
-    batches = [
-        loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
-        for encoding in loaded.prompter.encodings
-    ]
+    requests = [Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding) for encoding in loaded.prompter.encodings]
     if loaded.reader is not None:
-        request = Request(WARM_UP_STATE, WARM_UP_QUESTIONS, images=[WARM_UP_PICTURE])
-        batches.append(loaded.prompter.render(*read_pictures(loaded, request, math.inf)))
-    for rows in batches:
+        requests.append(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, images=[WARM_UP_PICTURE]))
+    for request in requests:
+        rows = loaded.prompter.render(*read_pictures(loaded, request, math.inf))
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
         is_same = is_same and first == second
         if not all(map(is_finite, first)):
@@ -402,6 +409,7 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}
 
 
+@lru_cache(maxsize=1)  # reading them takes milliseconds, and /health is asked for every few seconds
 def versions() -> dict[str, str]:
     found = {"onepass": VERSION, "python": platform.python_version()}
     for name in PACKAGES:

@@ -121,6 +121,8 @@ class Engine:
             "launch_tokens": self._launch_tokens,
             "shares_state": self._shares,
             "state_cache_bytes": self._states.num_bytes,
+            "state_cache_hits": self._states.hits,
+            "state_cache_misses": self._states.misses,
             "tokens_computed": self.tokens.computed,
             "tokens_reused": self.tokens.reused,
             "tokens_padded": self.tokens.padded,

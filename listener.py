@@ -44,6 +44,10 @@ class Count:
             if self._value == 0:
                 self._changed.notify_all()
 
+    @property
+    def value(self) -> int:
+        return self._value
+
     def wait_none(self, timeout_s: float) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._value == 0, timeout_s)
@@ -59,6 +63,7 @@ class Listener(ThreadingHTTPServer):
         """Binds and listens. Raises StartupError."""
         self.config = config
         self.connections = Count()
+        self.num_refused = 0  # connections; changed by the accepting thread only
         self._idle: OrderedDict[socket.socket, None] = OrderedDict()  # connections without a request, longest first
         self._idle_lock = threading.Lock()
         self._refused: deque[tuple[float, socket.socket]] = deque()  # accepting thread only
@@ -131,6 +136,7 @@ class Listener(ThreadingHTTPServer):
 
     def _refuse(self, request: socket.socket, *, keep: bool = True) -> None:
         """Answer 503 without a thread: one send into an empty buffer, which cannot block."""
+        self.num_refused += 1
         error = Overloaded("too many connections are open", retry_after_s=1)
         request_id = f"req_{os.urandom(16).hex()}"
         headers = {"Content-Type": "application/json", "x-typesafe-request-id": request_id, "Connection": "close"}
@@ -140,7 +146,8 @@ class Listener(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_WR)
         except OSError:
             keep = False
-        logger.info("request: id=%s status=%d reason=connections", request_id, error.status)
+        fields = {"id": request_id, "status": error.status, "error": error.error_type, "reason": "connections"}
+        logger.info("request", extra={"fields": fields})
         if keep:
             self._refused.append((time.monotonic(), request))
         else:

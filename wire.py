@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    Field,
     Tag,
     TypeAdapter,
     ValidationError,
@@ -126,53 +127,53 @@ def _schema(**schema: Any) -> WithJsonSchema:
     return WithJsonSchema(schema)
 
 
-_TEXT_TYPES = [{"type": "string"}, {"type": "object"}, {"type": "array"}]
-_NULLABLE_TEXT = {"anyOf": [*_TEXT_TYPES, {"type": "null"}]}
-TextField = Annotated[Any, AfterValidator(_text), _schema(anyOf=_TEXT_TYPES)]
+def _has(name: str, schema: Any) -> dict[str, Any]:
+    return {"required": [name], "properties": {name: schema}}
+
+
+_TEXT_TYPES = ["string", "object", "array"]
+_NULLABLE_TEXT = {"type": [*_TEXT_TYPES, "null"]}
+_SOME_TEXT = {"type": _TEXT_TYPES, "minLength": 1, "minProperties": 1, "minItems": 1}  # each for its own type
+_SOME_SIDE = {"type": "object", "anyOf": [_has(name, _SOME_TEXT) for name in NOUL_ALIASES]}
+TextField = Annotated[Any, AfterValidator(_text), _schema(type=_TEXT_TYPES)]
 Sides = Annotated[
     Any,
     AfterValidator(_sides),
-    _schema(type="object", properties=dict.fromkeys(NOUL_ALIASES, _NULLABLE_TEXT), additionalProperties=False),
+    _schema(
+        type="object",
+        properties=dict.fromkeys(NOUL_ALIASES, _NULLABLE_TEXT),
+        additionalProperties=False,
+        allOf=[{"not": {"required": pair}} for pair in (["true", "yes"], ["false", "no"])],
+    ),
 ]
-_PICTURE = {  # what the server says of its pictures stands in docs/images.md
-    "anyOf": [
-        {"type": "string", "description": "base64 or a data: URL"},
-        {
-            "type": "object",
-            "properties": {"content_type": {"type": "string"}, "base64": {"type": "string"}},
-            "required": ["base64"],
-        },
-    ]
-}
-_ASSET = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "image"},
-        **{key: {"type": "string"} for key in ("format", "data_base64", "part")},
-    },
-    "required": ["type"],
-}
 Images = Annotated[
     Any,
     AfterValidator(_images),
     _schema(
-        anyOf=[
-            {"type": "object", "additionalProperties": _PICTURE, "maxProperties": MAX_PICTURES},
-            {"type": "array", "items": _PICTURE, "maxItems": MAX_PICTURES},
-        ]
+        anyOf=[{"type": "object"}, {"type": "array"}],
+        description=f"At most {MAX_PICTURES} pictures by name or in a list, each base64, a data: URL or an object with "
+        "content_type and base64; shown where a text holds <image:NAME> or <image:N>, N from 1, else after the state.",
     ),
 ]
 Assets = Annotated[
     Any,
     AfterValidator(_assets),
-    _schema(type="object", additionalProperties=_ASSET, maxProperties=MAX_PICTURES),
+    _schema(
+        type="object",
+        description=f"At most {MAX_PICTURES} pictures by placeholder, each with type image and data_base64, or with "
+        "the part of a multipart/form-data body that holds its bytes; shown where a text holds the placeholder.",
+    ),
 ]
 Options = Annotated[
     Any,
     AfterValidator(_options),
     _schema(type="object", additionalProperties=_NULLABLE_TEXT, minProperties=1, maxProperties=MAX_OPTIONS),
 ]
-Levels = Annotated[list[TextField], BeforeValidator(_levels)]
+Levels = Annotated[
+    list[TextField],
+    BeforeValidator(_levels),
+    _schema(type="array", items={"type": _TEXT_TYPES}, minItems=1, maxItems=MAX_LEVELS),
+]
 
 
 class _Model(BaseModel):
@@ -180,8 +181,11 @@ class _Model(BaseModel):
 
 
 class Noul(_Model):
-    """A yes/no question."""
+    """A yes/no question. It needs instructions, or criteria with a description of either side."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [_has("instructions", _SOME_TEXT), _has("criteria", _SOME_SIDE)]}
+    )
     type: Literal["noul"]
     instructions: TextField | None = None
     criteria: Sides | None = None
@@ -222,7 +226,9 @@ class Body(_Model):
     """The body of `POST /v1/systemone`. Fields it does not name are ignored."""
 
     state: TextField
-    questions: Annotated[dict[str, AnyQuestion], BeforeValidator(_questions)]
+    questions: Annotated[dict[str, AnyQuestion], BeforeValidator(_questions)] = Field(
+        json_schema_extra={"minProperties": 1, "maxProperties": MAX_QUESTIONS}
+    )
     model: str | None = None
     encoding: Literal["joint", "per_question"] | None = None
     images: Images | None = None

@@ -22,12 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
-from serve import Peer, Requests, answers_get, free_port, run_clients
+from serve import ROOT, Peer, Requests, answers_get, free_port, run_clients
 from torch import Tensor
 
 import kernels

@@ -140,13 +140,14 @@ def serve(kind: str) -> None:
         server = BareServer(("127.0.0.1", 0), BareHandler)
     else:
         import process
-        import server as product
         from config import Config
         from decider import Decider
+        from handler import HttpServer
+        from routes import ROUTES
 
         config = Config(port=0)
         decider = Decider(config, load=lambda config: load_fake(config, with_prompts=kind == "prompts"))
-        server = product.HttpServer(config, decider)
+        server = HttpServer(config, decider, ROUTES)
         process.set_up_logging(is_verbose=False)
         decider.start()
         decider.wait_ready()

@@ -23,6 +23,8 @@ if __name__ == "__main__":
 import server
 from config import Config
 from errors import ApiError, DeadlineExceeded, InvalidRequest, Loading, ShuttingDown, StartupError, WorkerDead
+from handler import HttpServer
+from routes import ROUTES
 
 PATIENCE_S = 10.0  # a socket that says nothing for so long has failed the test
 
@@ -30,8 +32,7 @@ PATIENCE_S = 10.0  # a socket that says nothing for so long has failed the test
 @dataclass
 class FakeAnswered:
     body: bytes
-    queue_ms: float = 1.25
-    model_ms: float = 2.5
+    stages_ms: dict[str, float] = field(default_factory=lambda: {"queue": 1.25, "model": 2.5, "readout": 0.5})
     num_rows: int = 1
     num_tokens: int = 7
 
@@ -43,6 +44,7 @@ class FakePending:
     future: Future[bytes] = field(default_factory=Future)
     num_rows: int = 1
     num_tokens: int = 7
+    stages_ms: dict[str, float] = field(default_factory=lambda: {"parse": 0.125, "render": 0.25})
     deadline: float = math.inf
 
 
@@ -128,10 +130,10 @@ class FakeDecider:
     def answer(self, pending: FakePending) -> FakeAnswered:
         return FakeAnswered(pending.future.result())
 
-    def health(self) -> tuple[bool, dict[str, object]]:
+    def health(self) -> tuple[ApiError | None, dict[str, object]]:
         error = self.unready()
         status = error.error_type if error else "ok"
-        return error is None, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
+        return error, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
 
     def models(self) -> dict[str, object]:
         return {"models": [{"name": "fake"}], "object": "list", "data": []}
@@ -175,11 +177,12 @@ def parse_response(data: bytes, *, is_head: bool = False) -> tuple[Response, byt
         return Response(100, headers, b""), rest
     length = int(headers["content-length"])
     assert re.fullmatch(r"req_[0-9a-f]{32}", headers["x-typesafe-request-id"])
-    assert headers["content-type"] == "application/json"
+    assert headers["content-type"] in ("application/json", "text/plain; version=0.0.4; charset=utf-8")
     body = b"" if is_head else rest[:length]
     if not is_head:
         assert len(body) == length
-        json.loads(body)
+        if headers["content-type"] == "application/json":
+            json.loads(body)
     return Response(int(status[1]), headers, body), rest[len(body) :]
 
 
@@ -242,7 +245,7 @@ def get(path: str, *, method: str = "GET", headers: str = "") -> bytes:
 class Running:
     """A server in this process, and what it was made of."""
 
-    http: server.HttpServer
+    http: HttpServer
     decider: FakeDecider
 
     @property
@@ -263,9 +266,16 @@ class Running:
     def wait_for_connections(self, count: int) -> None:
         self._wait_for(self.http.connections, count)
 
+    def wait_for_idle(self, count: int) -> None:
+        """Until so many connections wait for a request."""
+        self._wait_until(lambda: len(self.http._idle) == count)
+
     def _wait_for(self, counter: Any, count: int) -> None:
+        self._wait_until(lambda: counter.value == count)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
         until = time.monotonic() + PATIENCE_S
-        while counter._value != count:
+        while not is_so():
             assert time.monotonic() < until
             time.sleep(0.002)
 
@@ -281,7 +291,7 @@ def serve(
     config = Config(port=0, **settings)
     decider = FakeDecider(config, is_loaded=is_loaded)
     prepare(decider)
-    http = server.HttpServer(config, cast(Any, decider))
+    http = HttpServer(config, cast(Any, decider), ROUTES)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     decider.start()

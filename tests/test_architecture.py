@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "errors": set(),
+        "metrics": {"prometheus_client"},
     },
     {
         "config": set(),
@@ -30,6 +31,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     },
     {
         "wire": {"pydantic", "pydantic_core"},
+        "access": set(),
         "listener": set(),
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
@@ -59,6 +61,13 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     },
     {
         "decider": {"transformers"},
+    },
+    {
+        "handler": set(),
+        "openapi": {"pydantic"},
+    },
+    {
+        "routes": set(),
     },
     {
         "server": set(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import json
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ import select
 import socket
 import socketserver
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -208,7 +210,7 @@ def test_a_request_that_was_read_whole_leaves_the_connection_usable(
         assert client.is_kept()
 
 
-@pytest.mark.parametrize("path", ["/health", "/healthz", "/readyz", "/livez", "/v1/models"])
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/readyz", "/livez", "/v1/models", "/openapi.json"])
 def test_head_says_what_get_says_without_a_body(live: Running, path: str) -> None:
     with live.connect() as client:
         full = client.send(get(path)).read()
@@ -226,7 +228,11 @@ def test_a_wrong_method_is_told_the_right_ones(live: Running) -> None:
 
 def test_a_decision_carries_its_times(live: Running) -> None:
     timing = live.ask(post(b"{}")).headers["server-timing"]
-    assert re.fullmatch(r"queue;dur=1\.25, model;dur=2\.50, total;dur=\d+\.\d\d", timing)
+    assert re.fullmatch(
+        r"read;dur=\d+\.\d\d, parse;dur=0\.12, render;dur=0\.25, queue;dur=1\.25, model;dur=2\.50, readout;dur=0\.50,"
+        r" total;dur=\d+\.\d\d",
+        timing,
+    )
 
 
 def test_a_request_arrives_whole_however_it_is_cut(live: Running) -> None:
@@ -295,8 +301,12 @@ def test_a_key_opens_the_routes_that_need_one(locked: Running, authorization: st
 
 
 def test_a_key_is_asked_for_where_the_contract_says_so(locked: Running) -> None:
-    statuses = {path: locked.ask(get(path)).status for path in ("/health", "/livez", "/v1/models", "/nope")}
-    assert statuses == {"/health": 200, "/livez": 200, "/v1/models": 401, "/nope": 404}
+    statuses = {
+        path: locked.ask(get(path)).status
+        for path in ("/health", "/livez", "/metrics", "/openapi.json", "/v1/models", "/nope")
+    }
+    open_ones = dict.fromkeys(("/health", "/livez", "/metrics", "/openapi.json"), 200)
+    assert statuses == {**open_ones, "/v1/models": 401, "/nope": 404}
     assert locked.ask(get("/v1/models")).status == 401
     assert locked.ask(post(b"{}", path="/v1/v1/systemone")).status == 401
 
@@ -315,6 +325,7 @@ def test_while_loading_only_liveness_is_fine() -> None:
             response = running.ask(request)
             assert (response.status, response.error_type) == (503, "loading")
             assert response.headers["retry-after"] == "3"
+        assert b"\nonepass_ready 0.0\n" in running.ask(get("/metrics")).body
 
 
 def test_a_dead_worker_ends_liveness() -> None:
@@ -516,6 +527,7 @@ def test_an_idle_connection_makes_room_for_a_new_one() -> None:
     with serve(max_connections=2) as running:
         silent = [running.connect(), running.connect().send(get("/livez"))]
         assert silent[1].read().status == 200
+        running.wait_for_idle(2)
         newcomers = [running.connect() for _ in silent]
         for client, newcomer in zip(silent, newcomers, strict=True):
             assert newcomer.send(get("/livez")).read().status == 200
@@ -618,20 +630,84 @@ def test_each_request_is_one_log_line_without_its_text(
         response = client.send(request).read()
         unknown = client.send(get("/private", method="PRIVATE")).read()
         client.send(get("/livez")).read()  # a line is written after its answer, but before the next request
-    messages = [record.getMessage() for record in caplog.records]
+    messages = [process.LineFormatter("%(message)s").format(record) for record in caplog.records]
     first, second = (
         next(line for line in messages if answer.headers["x-typesafe-request-id"] in line)
         for answer in (response, unknown)
     )
-    assert first.startswith(
+    ms = r"\d+\.\d\d"
+    assert re.fullmatch(
         f"request: id={response.headers['x-typesafe-request-id']} client_id={shown} method=POST route=/v1/systemone"
-        " status=200 rows=1 tokens=7 queue_ms=1.2 model_ms=2.5 total_ms="
+        f" status=200 rows=1 tokens=7 read_ms={ms} parse_ms=0.12 render_ms=0.25 queue_ms=1.25 model_ms=2.50"
+        f" readout_ms=0.50 write_ms={ms} total_ms={ms} error=-",
+        first,
     )
-    assert "method=other route=- status=404" in second
+    assert "method=other route=other status=404" in second
     assert "rivate" not in first + second
 
 
+FORGED = "1\r\n2026 INFO forged\x1b[2J\x85\u2028\u202e\ud800"
+
+
+def log_record(**extra: object) -> logging.LogRecord:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "a=%s", (FORGED,), None)
+    record.__dict__.update(extra)
+    return record
+
+
 def test_no_log_line_can_be_forged() -> None:
+    escaped = r"1\r\n2026 INFO forged\x1b[2J\x85\u2028\u202e\ud800"
     formatter = process.LineFormatter("%(message)s")
-    record = logging.LogRecord("x", logging.INFO, "", 0, "a=%s", ("1\r\n2026 INFO forged\x1b[2J\x85",), None)
-    assert formatter.format(record) == r"a=1\x0d\x0a2026 INFO forged\x1b[2J\x85"
+    assert formatter.format(log_record()) == f"a={escaped}"
+    assert formatter.format(log_record(fields={"b": FORGED})) == f"a={escaped}: b={escaped}"
+
+
+def test_a_json_line_holds_the_same_and_is_one_line() -> None:
+    fields = {"b": FORGED, "rows": 3, "ms": 1.23456}
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        record = log_record(fields=fields, created=1e9, msecs=5.0, exc_info=sys.exc_info())
+    line = process.JsonFormatter().format(record)
+    assert line.isascii()
+    assert len(line.splitlines()) == 1
+    found = json.loads(line)
+    assert "ValueError" in found.pop("traceback")
+    assert found == {
+        "time": "2001-09-09T01:46:40.005Z",
+        "level": "INFO",
+        "logger": "x",
+        "message": f"a={FORGED}",
+        **fields,
+        "ms": 1.235,
+    }
+
+
+# Names: DNS rebinding
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "is_served"),
+    [
+        ("evil.example:8017", "http://evil.example:8017", False),
+        ("evil.example:8017", "null", False),
+        ("evil.example.", "http://evil.example.", False),
+        ("127.0.0.1.evil.example", "http://127.0.0.1.evil.example", False),
+        ("evil.example:8017", None, True),  # no browser: a proxy, or a scraper by its own name for this machine
+        ("evil.example", "https://a.example", True),  # what the operator allowed
+        ("a.example", "http://a.example", True),  # its own page, under a name that the operator allowed
+        ("127.0.0.1:8017", "http://127.0.0.1:8017", True),
+        ("127.0.0.1:8017", "http://evil.example", True),  # another site: answered, but its script cannot read it
+        ("[::1]:8017", "http://[::1]:8017", True),
+        ("localhost:8017", "http://localhost:8017", True),
+        ("box.local", "http://box.local", True),
+        ("gpu-box:8017", "http://gpu-box:8017", True),
+    ],
+)
+def test_a_browser_cannot_be_led_here_under_a_foreign_name(host: str, origin: str | None, is_served: bool) -> None:
+    with serve(allowed_origins="https://a.example") as running:
+        fields = [f"Host: {host}", *([f"Origin: {origin}"] if origin else []), "Content-Length: 2"]
+        response = running.ask(lines("POST /v1/systemone HTTP/1.1", *fields, body=b"{}"))
+        assert response.status == (200 if is_served else 400)
+        if not is_served:
+            assert b"--allowed-origins" in response.body

@@ -1,0 +1,228 @@
+"""What is counted: one `Record` a request, for its log line and for `/metrics`; knows nothing of HTTP or of the model.
+
+What the server knows of itself anyway is not counted again: it is read off the facts of `/health` at each scrape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # of a decision, in the order they happen
+BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)  # fmt: skip
+TOTAL = "total"
+NONE = "-"  # no error, no client id
+CLIENT_LEFT = "client_left"  # the error of a request whose client did not wait for the answer
+OTHER = "other"  # a route or a method that is none of ours: what clients make up must not make new series
+# What becomes of a request's rows, by its error; any other error: failed
+OUTCOMES = {NONE: "answered", CLIENT_LEFT: "cancelled", "deadline_exceeded": "expired"}
+GAUGES = {  # fact -> (metric, help)
+    "ready": ("onepass_ready", "1 if a request sent now would be answered."),
+    "open_connections": ("onepass_connections", "Open client connections."),
+    "queued_rows": ("onepass_queue_rows", "Prompt rows that wait."),
+    "worker_beat_age_s": (
+        "onepass_worker_beat_age_seconds",
+        "How long ago the worker last came round; 0 while it has nothing to do.",
+    ),
+    "state_cache_bytes": ("onepass_state_cache_bytes", "Memory used by states that may come again."),
+    "threads_alive": ("onepass_threads", "Threads, one a connection and a few more."),
+}
+COUNTERS = {
+    "refused_connections": ("onepass_connections_refused", "Connections answered 503 at once: too many were open."),
+    "repeated_rows": ("onepass_rows_repeated", "Rows answered by the run of another with the same content."),
+    "state_cache_hits": ("onepass_state_cache_hits", "States whose computation was still there."),
+    "state_cache_misses": ("onepass_state_cache_misses", "States that were computed."),
+}
+PASS_KINDS = {"replays": "replayed", "plain": "plain"}
+TOKEN_KINDS = ("computed", "reused", "padded")
+MODEL_LABELS = ("model", "source", "revision", "backend", "device", "dtype", "kernels", "encoding")
+
+# Else a start time stands beside every counter, which nothing here resets
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one request so far. Owned by its handler's thread.
+
+    `stages_ms` holds the stages it has been through, see STAGES, and at last `total`.
+    """
+
+    request_id: str
+    started: float  # time.monotonic() at its first byte
+    client_id: str = NONE
+    method: str = OTHER
+    route: str = OTHER
+    status: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0
+    error: str = NONE
+    stages_ms: dict[str, float] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, object]:
+        """What the log line says, in order. Nothing in it is the client's text but an id of sane characters."""
+        return {
+            "id": self.request_id,
+            "client_id": self.client_id,
+            "method": self.method,
+            "route": self.route,
+            "status": self.status,
+            "rows": self.num_rows,
+            "tokens": self.num_tokens,
+            **{f"{stage}_ms": ms for stage, ms in self.stages_ms.items()},
+            "error": self.error,
+        }
+
+
+class Metrics:
+    """Any thread. `read_facts` gives the facts of `/health` and the server's own; some may be missing."""
+
+    def __init__(self, read_facts: Callable[[], Mapping[str, Any]]) -> None:
+        self._registry = registry = CollectorRegistry()
+        requests = Counter("onepass_requests", "Requests answered.", ("route", "method", "status"), registry=registry)
+        errors = Counter(
+            "onepass_request_errors", "Requests without the answer asked for.", ("error",), registry=registry
+        )
+        rows = Counter("onepass_rows", "Prompt rows of queued requests.", ("outcome",), registry=registry)
+        # Finding a series by its labels takes longer than counting
+        self._requests, self._errors, self._rows = (
+            lru_cache(None)(counter.labels) for counter in (requests, errors, rows)
+        )
+        self._input_tokens = Counter(
+            "onepass_input_tokens", "Tokens of queued requests, as `usage.input_tokens` counts them.", registry=registry
+        )
+        self._stages = _Stages()
+        registry.register(self._stages)
+        registry.register(_Facts(read_facts))
+        ProcessCollector(registry=registry)
+
+    def count(self, record: Record) -> None:
+        """Before the answer is sent, so that who has it finds it counted."""
+        self._requests(record.route, record.method, record.status).inc()
+        if record.error != NONE:
+            self._errors(record.error).inc()
+        durations_ms = record.stages_ms
+        if record.num_rows:
+            self._rows(OUTCOMES.get(record.error, "failed")).inc(record.num_rows)
+            self._input_tokens.inc(record.num_tokens)
+            durations_ms = {**durations_ms, TOTAL: (time.monotonic() - record.started) * 1000}
+        self._stages.observe(durations_ms)
+
+    def count_write(self, record: Record, seconds: float) -> None:
+        """After the answer was sent, or could not be."""
+        record.stages_ms["write"] = seconds * 1000
+        if record.num_rows:
+            self._stages.observe({"write": seconds * 1000})
+
+    def render(self) -> bytes:
+        """The Prometheus text."""
+        return generate_latest(self._registry)
+
+
+class _Stages(Collector):
+    """A histogram a stage, and one of the whole. All of a request goes in under one lock: the library's own histograms,
+    with two locks each, took three times as long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {stage: [0] * (len(BUCKETS_S) + 1) for stage in (*STAGES, TOTAL)}
+        self._sums_s = dict.fromkeys(self._counts, 0.0)
+
+    def observe(self, durations_ms: Mapping[str, float]) -> None:
+        with self._lock:
+            for stage, ms in durations_ms.items():
+                seconds = ms / 1000
+                self._counts[stage][bisect_left(BUCKETS_S, seconds)] += 1
+                self._sums_s[stage] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            counts = {stage: list(accumulate(numbers)) for stage, numbers in self._counts.items()}
+            sums_s = dict(self._sums_s)
+        bounds = [*map(str, map(float, BUCKETS_S)), "+Inf"]
+        stages = HistogramMetricFamily("onepass_stage_seconds", "Stages of a decision.", labels=["stage"])
+        for stage in STAGES:
+            stages.add_metric([stage], list(zip(bounds, counts[stage], strict=True)), sums_s[stage])
+        yield stages
+        yield HistogramMetricFamily(
+            "onepass_decision_seconds",
+            "A queued request, from its first byte until its answer is ready to be sent.",
+            buckets=list(zip(bounds, counts[TOTAL], strict=True)),
+            sum_value=sums_s[TOTAL],
+        )
+
+
+class _Facts(Collector):
+    """Turns facts into metrics at each scrape. While the model loads most are not there: those counters are 0."""
+
+    def __init__(self, read_facts: Callable[[], Mapping[str, Any]]) -> None:
+        self._read_facts = read_facts
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: the registry would otherwise scrape once to learn the names."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        facts = self._read_facts()
+        for fact, (name, text) in GAUGES.items():
+            yield GaugeMetricFamily(name, text, value=facts.get(fact, 0))
+        for fact, (name, text) in COUNTERS.items():
+            yield CounterMetricFamily(name, text, value=facts.get(fact, 0))
+        tokens = CounterMetricFamily("onepass_model_tokens", "Tokens in forward passes.", labels=["kind"])
+        for kind in TOKEN_KINDS:
+            tokens.add_metric([kind], facts.get(f"tokens_{kind}", 0))
+        yield tokens
+        passes = CounterMetricFamily(
+            "onepass_graph_passes", "Forward passes on CUDA, by graph or not.", labels=["kind"]
+        )
+        for fact, kind in PASS_KINDS.items():
+            passes.add_metric([kind], (facts.get("graphs") or {}).get(fact, 0))
+        yield passes
+        yield _batch_rows(facts)
+        info = {label: str(facts.get(label) or "") for label in MODEL_LABELS}
+        info["version"] = facts.get("versions", {}).get("onepass", "")
+        info["digest"] = _digest(facts.get("digests") or {})
+        yield InfoMetricFamily("onepass_model", "What is served, and how.", value=info)
+
+
+def _batch_rows(facts: Mapping[str, Any]) -> Metric:
+    """`batch_rows` counts batches by the power of two up to which their rows come: 1, 2, 4, 8..."""
+    buckets: list[tuple[str, float]] = []
+    count = 0
+    for power, num_batches in enumerate(facts.get("batch_rows", ())):
+        count += num_batches
+        buckets.append((str(float(1 << power)), count))
+    buckets.append(("+Inf", count))
+    return HistogramMetricFamily(
+        "onepass_batch_rows",
+        "Prompt rows taken from the queue at a time.",
+        buckets=buckets,
+        sum_value=facts.get("rows", 0),
+    )
+
+
+def _digest(digests: Mapping[str, str]) -> str:
+    """One for the whole checkpoint: SHA-256 of its sorted manifest. Empty without a manifest."""
+    if not digests:
+        return ""
+    manifest = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(manifest.encode()).hexdigest()
