@@ -111,7 +111,7 @@ class Reader:
         self.model.requires_grad_(False)
         self.head = load_file(folder / "head.safetensors")
         self.head = {name: tensor.float() for name, tensor in self.head.items()}
-        table: Tensor = self.model.get_input_embeddings().weight
+        table: Any = self.model.get_input_embeddings().weight
         self.words = {
             word: table[tokenizer(f" {word}", add_special_tokens=False)["input_ids"]].mean(0)
             for words in VOCABULARY.values()
