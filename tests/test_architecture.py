@@ -60,7 +60,10 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),
