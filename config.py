@@ -50,6 +50,13 @@ class Config:
     graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
     fast_start: bool = _setting(False, "CUDA: serve once the common graphs are captured, the rest while idle")
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
+    images: bool = _setting(True, "load the checkpoint's vision tower and take pictures")
+    max_pixels: int = _setting(
+        448 * 448, "pixels that a picture is shrunk to at the most", minimum=1024, maximum=1 << 24
+    )
+    image_cache_mb: int = _setting(
+        256, "memory for what the vision tower made of pictures that come again; 0: none", minimum=0, maximum=1 << 20
+    )
     max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
     timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)
     read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)

@@ -24,6 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "images": {"PIL", "numpy", "torch", "torchvision"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -40,12 +41,15 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+        "assets": set(),
+        "vision": {"torch"},
     },
     {
         "prompt": set(),
     },
     {
         "inputs": {"torch"},
+        "tower": {"torch", "numpy"},
         "tuning": {"torch"},
     },
     {
@@ -53,14 +57,18 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "library": {"torch", "safetensors", "transformers"},
     },
     {
-        "engine": {"torch"},
+        "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),
         "openapi": {"pydantic"},
+        "page": set(),
     },
     {
         "routes": set(),
