@@ -24,6 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "images": {"PIL", "numpy", "torch"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -40,12 +41,15 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+        "assets": set(),
+        "vision": {"torch"},
     },
     {
         "prompt": set(),
     },
     {
         "inputs": {"torch"},
+        "tower": {"torch", "numpy"},
         "tuning": {"torch"},
     },
     {
@@ -53,10 +57,13 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "library": {"torch", "safetensors", "transformers"},
     },
     {
-        "engine": {"torch"},
+        "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),
@@ -68,6 +75,16 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     },
     {
         "server": set(),
+        "tool_files": {"tqdm"},
+        "tool_bench": {"rich"},
+        "tool_doctor": {"torch", "fla"},
+    },
+    {
+        "tool_ask": {"rich"},
+        "tool_batch": {"tqdm"},
+    },
+    {
+        "onepass": set(),
     },
 )
 ALLOWED = {name: packages for layer in LAYERS for name, packages in layer.items()}
