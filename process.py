@@ -81,9 +81,9 @@ class LineHandler(logging.Handler):
 class StopSignal:
     """What the main thread waits for: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
 
-    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds. The system's own
-    handler writes to it: Python's runs once the main thread does, which a signal that comes just before the read, or to
-    another thread, would not wake.
+    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds. The system's
+    own handler writes to it: Python's runs once the main thread does, which a signal that comes just before the read,
+    or to another thread, would not wake.
     """
 
     def __init__(self) -> None:
