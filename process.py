@@ -81,12 +81,16 @@ class LineHandler(logging.Handler):
 class StopSignal:
     """What the main thread waits for: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
 
-    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds.
+    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds. The system's
+    own handler writes to it: Python's runs once the main thread does, which a signal that comes just before the read,
+    or to another thread, would not wake.
     """
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
         self._has_come = False
+        os.set_blocking(self._write_fd, False)
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)  # also needed as PID 1, which has no default action
 
@@ -94,7 +98,6 @@ class StopSignal:
         if self._has_come:
             os._exit(128 + signum)
         self._has_come = True
-        self.give()
 
     def give(self) -> None:
         os.write(self._write_fd, b"\0")
