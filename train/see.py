@@ -297,6 +297,8 @@ def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
     }
     for name, document in (("config.json", config), ("preprocessor_config.json", preprocessor)):
         (out / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for path in out.iterdir():
+        path.chmod(0o644)
     num_bytes = sum(tensor.nbytes for name, tensor in whole.items() if name.startswith("model.visual."))
     print(f"merged into {out}; the tower has {num_bytes / 1e6:.2f} MB")
 
