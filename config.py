@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,8 +82,8 @@ class Config:
         return Path(self.model).resolve() == STARTER_MODEL
 
 
-def _flags() -> list[Field[Any]]:
-    return [item for item in fields(Config) if "help" in item.metadata]
+def _flags(names: Collection[str] | None = None) -> list[Field[Any]]:
+    return [item for item in fields(Config) if "help" in item.metadata and (names is None or item.name in names)]
 
 
 def flag_name(item: Field[Any]) -> str:
@@ -112,20 +112,16 @@ def _convert(item: Field[Any], text: str, source: str) -> Any:
         raise StartupError(f"{source} must be {wanted}, not {text!r}") from None
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A command line that does not fit is a `StartupError`, as is any other setting that cannot work."""
+
     def error(self, message: str) -> NoReturn:
         raise StartupError(f"{message} (see --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="server.py",
-        description="Serve System One decisions: POST /v1/systemone.",
-        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
-        f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
-        allow_abbrev=False,
-    )
-    for item in _flags():
+def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None = None) -> None:
+    """A flag for every setting, or for those of `names`. What is not given is `MISSING`; `read_config` goes on."""
+    for item in _flags(names):
         shown = (
             "" if item.default in ("", False) else f" (default: {'model/' if item.name == 'model' else item.default})"
         )
@@ -139,7 +135,6 @@ def _parser() -> argparse.ArgumentParser:
                 "|".join(choices) if choices else type(item.default).__name__.upper()
             )
             parser.add_argument(flag_name(item), metavar=metavar, **options)
-    return parser
 
 
 def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -165,14 +160,32 @@ def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """The settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
-    given = vars(_parser().parse_args(argv))
+    """The server's settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
+    parser = Parser(
+        prog="server.py",
+        description="Serve System One decisions: POST /v1/systemone.",
+        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
+        f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    return read_config(vars(parser.parse_args(argv)), environ)
+
+
+def read_config(
+    given: Mapping[str, Any], environ: Mapping[str, str] = os.environ, names: Collection[str] | None = None
+) -> Config:
+    """The settings from what a parser with `add_flags(parser, names)` found, then the environment, then the defaults.
+
+    Raises `StartupError`, one line.
+    """
     values: dict[str, Any] = {}
-    for item in _flags():
+    for item in _flags(names):
         variable = ENVIRONMENT_PREFIX + item.name.upper()
         if given[item.name] is not MISSING:
             value = given[item.name]
             values[item.name] = _convert(item, value, flag_name(item)) if isinstance(value, str) else value
         elif variable in environ:
             values[item.name] = _convert(item, environ[variable], variable)
-    return Config(**values, api_keys=_read_keys(values.get("api_key_file", ""), environ))
+    keys = _read_keys(values.get("api_key_file", ""), environ) if names is None else ()
+    return Config(**values, api_keys=keys)

@@ -25,6 +25,7 @@ from errors import OutOfMemory, StartupError
 from fast import (
     CUDA_LADDER,
     GRAPH_TOLERANCE,
+    MAX_PAST_TOKENS,
     MAX_PATCHES,
     PICTURE_LADDER,
     Buffers,
@@ -45,10 +46,9 @@ from tower import Tower
 
 logger = logging.getLogger(__name__)
 
-MAX_SHARED_TOKENS = 1 << 17  # keys and values of rows that continue one prefix are laid out for each of them
 MAX_NEW_PREFIXES = 64  # held at once beside the cache, where rows of several run together
 LAUNCH_PATCHES = {"cpu": 64, "cuda": 1024}  # what starting a pass of the vision tower costs, in patches; not measured
-MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 64, 4096
+MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
@@ -175,7 +175,7 @@ class Engine:
             groups = [(first_fit(self._body.ladder.pasts, past), sees) for past, sees in zip(pasts, see, strict=True)]
         for batch in plan_batches(lengths, self._cost, self._suffix_limits, groups):
             longest = max(rows[members[place]].num_tokens for place in batch.rows)
-            most = max(1, MAX_SHARED_TOKENS // longest)
+            most = max(1, MAX_PAST_TOKENS // longest)
             for start in range(0, len(batch.rows), most):
                 yield [members[place] for place in batch.rows[start : start + most]]
 

@@ -56,7 +56,7 @@ CUDA_LADDER = Ladder(
 PICTURE_LADDER = Ladder(rows=(1, 2, 4, 8), widths=(256, 400, 576, 784, 1024, 1600, 2304, 4096))
 MAX_PATCHES = 8192  # of one pass of the tower
 COMMON_ROWS, COMMON_WIDTH, COMMON_PAST = 8, 512, 512  # what `--fast-start` waits for
-MAX_PAST_TOKENS = 1 << 16  # of all rows of one pass that continue others
+MAX_PAST_TOKENS = 1 << 16  # before the rows of one pass: keys and values are laid out for each of them
 
 
 Pictures = Sequence[tuple[Shown, ...]]  # of each row, counted from the first token that is computed

@@ -24,7 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
-        "images": {"PIL", "numpy", "torch", "torchvision"},
+        "images": {"PIL", "numpy", "torch"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -60,17 +60,31 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),
         "openapi": {"pydantic"},
+        "page": set(),
     },
     {
         "routes": set(),
     },
     {
         "server": set(),
+        "tool_files": {"tqdm"},
+        "tool_bench": {"rich"},
+        "tool_doctor": {"torch", "fla"},
+    },
+    {
+        "tool_ask": {"rich"},
+        "tool_batch": {"tqdm"},
+    },
+    {
+        "onepass": set(),
     },
 )
 ALLOWED = {name: packages for layer in LAYERS for name, packages in layer.items()}
