@@ -167,6 +167,7 @@ class Decider:
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
+            max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
             idle=self._idle,
         )
@@ -219,16 +220,18 @@ class Decider:
         assert self._loaded is not None
         return self._loaded.engine.idle()
 
-    def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
-        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
+    def submit(self, body: bytes, content_type: str = "application/json", client: int = 0) -> Pending:
+        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here.
+
+        `client`: the number of its key; those with several waiting requests take turns with the others."""
         started_at = time.monotonic()
         if error := self.unready():
             raise error
-        if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
+        if error := self._batcher.find_overload(1, client):  # before the work of reading what will be refused
             raise error
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
             request, rows, stages_ms = self._read(body, content_type)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at, stages_ms)
+        return Pending(request, self._batcher.submit(rows, self.config.timeout_s, client), started_at, stages_ms)
 
     def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row], dict[str, float]]:
         assert self._loaded is not None

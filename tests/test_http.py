@@ -300,6 +300,18 @@ def test_a_key_opens_the_routes_that_need_one(locked: Running, authorization: st
         assert b"key2" not in response.body
 
 
+def test_who_calls_is_known_by_the_key(locked: Running) -> None:
+    for key, number in (("first-key", 0), ("second-key", 1)):
+        locked.decider.gate.clear()
+        with locked.connect() as client:
+            client.send(post(b"{}", headers=f"Authorization: Bearer {key}\r\n"))
+            locked.wait_for_requests(1)
+            assert locked.decider.told.get(timeout=PATIENCE_S) in ("queued", "running")
+            assert [pending.client for pending in locked.decider._open] == [number]
+            locked.decider.gate.set()
+            assert client.read().status == 200
+
+
 def test_a_key_is_asked_for_where_the_contract_says_so(locked: Running) -> None:
     statuses = {
         path: locked.ask(get(path)).status
@@ -601,6 +613,19 @@ def test_a_browser_may_call_from_an_allowed_origin_only() -> None:
                 assert headers["vary"] == "Origin"
                 exposed = headers.get("access-control-expose-headers", "")
                 assert exposed == ("x-typesafe-request-id, retry-after, retry-after-ms" if is_allowed else "")
+
+
+@pytest.mark.parametrize(
+    ("origins", "told"),
+    [("*", "*"), ("https://a.example", "https://a.example"), ("https://a.example,https://b.example", None), ("", None)],
+)
+def test_a_refused_connection_may_be_read_where_only_one_origin_may(origins: str, told: str | None) -> None:
+    """The request is not read, so there is no Origin to go by."""
+    with serve(max_connections=1, allowed_origins=origins) as running, running.connect() as held:
+        held.send(b"GET")
+        running.wait_for_requests(1)
+        response = running.ask(get("/livez"))
+        assert (response.status, response.headers.get("access-control-allow-origin")) == (503, told)
 
 
 def test_a_preflight_is_answered_without_a_key() -> None:
