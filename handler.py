@@ -139,10 +139,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> Reply:
         """The border: whatever goes wrong in one request ends here as a reply. Only Disconnected passes."""
         try:
-            raw_head = self.stream.read_head()
-            if raw_head.startswith(b"HEAD "):
-                self.record.method = "HEAD"  # its refusal too has no body
-            self.head = framing.parse_head(raw_head)
+            self.head = framing.parse_head(self._read_head())
             return self._route(self.head)
         except ApiError as err:
             if self.record.error == NONE:
@@ -155,6 +152,15 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.record.error = InternalError.error_type
             return as_reply(InternalError("the server failed to answer this request; its log says why"))
+
+    def _read_head(self) -> bytes:
+        raw_head = b""
+        try:
+            raw_head = self.stream.read_head()
+        finally:
+            if (raw_head or self.stream.peek(5)).startswith(b"HEAD "):
+                self.record.method = "HEAD"  # its refusal too has no body
+        return raw_head
 
     def _route(self, head: framing.Head) -> Reply:
         record, access = self.record, self.server.access

@@ -110,6 +110,10 @@ class Stream:
             raise HeadersTooLarge(f"the request head may hold {MAX_HEAD_BYTES} bytes")
         return self._cut(match.end())
 
+    def peek(self, num_bytes: int) -> bytes:
+        """What of the next bytes has come."""
+        return bytes(self._buffer[:num_bytes])
+
     def read_body(self, head: Head) -> bytes:
         """The body as sent, still compressed. Raises an ApiError, or Disconnected."""
         if head.length is None and not head.is_chunked:
