@@ -164,9 +164,11 @@ class Batcher:
         max_queued_rows: int,
         max_client_rows: int | None = None,
         batch_window_s: float = 0.0,
+        stall_s: float = math.inf,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. While one
+        batch takes longer than `stall_s`, nothing is admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
@@ -175,6 +177,7 @@ class Batcher:
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue()
         self._changed = threading.Condition()
+        self._stall_s = stall_s
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
         self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
@@ -225,6 +228,8 @@ class Batcher:
         if of_client + num_rows > self._max_client_rows:
             said = f"{of_client} rows of this API key wait, at most {self._max_client_rows} may"
             return Overloaded(said, retry_after_s=self._retry_after_s(waiting))
+        if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
+            return Overloaded(f"the model has been at one batch for {age_s:.0f} s", retry_after_s=MAX_RETRY_AFTER_S)
         return None
 
     def describe(self) -> dict[str, Any]:

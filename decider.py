@@ -169,6 +169,7 @@ class Decider:
             max_queued_rows=config.max_queued_rows,
             max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
+            stall_s=config.timeout_s,  # who is queued now would be given up
             idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)

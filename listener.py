@@ -215,6 +215,15 @@ class Listener(ThreadingHTTPServer):
         if not isinstance(sys.exc_info()[1], OSError):  # reset before its first byte
             logger.exception("connection: failed")
 
+    def stop_accepting(self) -> None:
+        """Take in who has connected, then listen no more. Any thread but the accepting one."""
+        self.shutdown()
+        self.socket.setblocking(False)
+        with contextlib.suppress(OSError):  # BlockingIOError: that was the last
+            while True:
+                self.process_request(*self.get_request())
+        self.socket.close()
+
     def server_close(self) -> None:
         super().server_close()
         self.remove_socket()

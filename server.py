@@ -53,6 +53,7 @@ def shut_down(server: HttpServer) -> int:
         logger.info("shutting down: new work is refused, queued work has %.1f s", server.config.drain_s)
         is_drained = decider.drain(server.config.drain_s)
         logger.info("shutting down: %s", "all work is finished" if is_drained else "some work was not finished")
+    server.stop_accepting()
     server.stop_receiving()
     server.connections.wait_none(WRITE_GRACE_S)
     if not decider.dead.is_set():

@@ -70,6 +70,7 @@ class Stream:
         self._send_timeout_s = send_timeout_s
         self._bell: Bell | None = None
         self._is_receiving = False
+        self._is_fresh = True  # nothing has come yet
         self._stopped: ApiError | None = None
         # Kernel timeouts on a blocking socket: one system call a read, where settimeout() costs three. TLS would take
         # them for a reason to try again.
@@ -93,6 +94,7 @@ class Stream:
             return False
         finally:
             self._is_receiving = False
+        self._is_fresh = False
         return bool(self._buffer)
 
     def read_head(self) -> bytes:
@@ -193,9 +195,11 @@ class Stream:
         return data
 
     def stop_receiving(self, error: ApiError) -> None:
-        """Who waits for the rest of a request, now or later, raises `error`; an idle connection ends. Any thread."""
+        """Who waits for the rest of a request, now or later, raises `error`; an idle connection ends. Any thread.
+
+        A connection just made may still say what it wants."""
         self._stopped = error
-        if self._is_receiving:
+        if self._is_receiving and not self._is_fresh:
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RD)  # what has arrived is still read
 

@@ -5,44 +5,19 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from http_client import Client, Response, get, post
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_decider import WAIT_S, FakeEngine, body, loaded
+from real_server import serve
+from test_decider import body
 
-from config import Config
-from decider import Decider
 from handler import HttpServer
-from routes import ROUTES
 
 ALLOWED = {200, 400, 413, 415, 422}  # of a request whose framing and path are right
 HOSTILE = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@contextmanager
-def serve(**changes: Any) -> Iterator[HttpServer]:
-    config = Config(port=0, **changes)
-    decider = Decider(config, load=lambda _: loaded(FakeEngine()))
-    http = HttpServer(config, decider, ROUTES)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    decider.start()
-    decider.wait_ready(WAIT_S)
-    try:
-        yield http
-    finally:
-        decider.drain(WAIT_S)
-        http.stop_receiving()
-        http.shutdown()
-        thread.join()
-        http.server_close()
-        http.connections.wait_none(WAIT_S)
 
 
 @pytest.fixture(scope="module")
