@@ -1,21 +1,20 @@
 """The whole decision in process: verify, load, validate, render, batch, answer. `server.py` puts HTTP over it.
 
-decider = Decider(Config())
-decider.start()
-decider.ready.wait()
-print(decider.decide(b'{"state": "…", "questions": {…}}'))
+with Decider(Config()) as decider:
+    print(decider.ask("I want my money back!", {"refund": {"type": "noul", "instructions": "Is a refund wanted?"}}))
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import assets
 import readout
 from batcher import Batcher, Ticket
 from checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
@@ -41,10 +41,9 @@ from errors import (
 from wire import Question, Request, encode_response, parse_request
 
 if TYPE_CHECKING:
-    from prompt import (
-        Prompter,
-        Row,
-    )  # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    from images import Picture, PictureReader
+    from prompt import Prompter, Row
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,21 @@ LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
+# What must be set before torch loads, unless it is set already.
+ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",  # handler threads are the parallelism
+    # OpenMP's threads spin while they wait for each other: with nothing set, a busy second core made a pass of 24 ms
+    # take 740
+    "GOMP_SPINCOUNT": "1000",
+    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
+    # name: a container may have neither. One that exists is not made.
+    "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
+    "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
+}
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
+WARM_UP_PICTURE = (  # one grey pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+)
 WARM_UP_QUESTIONS = (
     Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
     Question("topic", "choice", "What is it about?", ("delivery", "payment", "other"), (None, "Money", None)),
@@ -79,6 +92,8 @@ class Loaded:
     checkpoint: Checkpoint
     prompter: Prompter
     engine: EngineLike
+    reader: PictureReader | None = None
+    no_images_reason: str = "the engine has no vision tower"  # why there is no reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +104,7 @@ class Pending:
     ticket: Ticket
     started_at: float
     stages_ms: dict[str, float]  # "parse" and "render"
+    num_image_tokens: int | None = None  # among its tokens; None for a request without pictures
 
     @property
     def future(self) -> Future[list[Any]]:
@@ -115,21 +131,23 @@ class Answered:
     num_tokens: int
 
 
+def set_environment(config: Config) -> None:
+    """What the libraries look for once, when they are imported. Call before torch, transformers or the Hub's are."""
+    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    os.environ.update(added)
+    logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
+    set_hub_environment(config)
+
+
 def load(config: Config) -> Loaded:
     """Verify, then load. Worker thread only. Raises `StartupError`."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # handler threads are the parallelism
-    # Read when torch loads OpenMP, whose threads spin while they wait for each other: with nothing set, a busy second
-    # core made a pass of 24 ms take 740
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
-    # name: a container may have neither. One that exists is not made.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).resolve().parent))
-    set_hub_environment(config)
+    set_environment(config)
     with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
         verifying = pool.submit(verify, find_checkpoint(config))
         from transformers import AutoTokenizer
 
         from engine import Engine
+        from images import PictureReader
         from prompt import Prompter
         from template import DecisionFormat
 
@@ -144,8 +162,16 @@ def load(config: Config) -> Loaded:
     engine = Engine(checkpoint, config, decision.readout)
     check_unchanged(checkpoint)
     max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
-    prompter = Prompter(tokenizer, decision, max_tokens=max_tokens, encoding=config.encoding)
-    return Loaded(checkpoint, prompter, engine)
+    tower = engine.tower
+    prompter = Prompter(
+        tokenizer,
+        decision,
+        max_tokens=max_tokens,
+        encoding=config.encoding,
+        picture_tokens=tower.tokens if tower else None,
+    )
+    reader = PictureReader(tower.settings) if tower else None
+    return Loaded(checkpoint, prompter, engine, reader, engine.no_images_reason)
 
 
 class Decider:
@@ -178,6 +204,21 @@ class Decider:
     def start(self) -> None:
         """Load in the worker thread, then serve; returns at once."""
         self._worker.start()
+
+    def close(self) -> None:
+        """Admit nothing more, fail what waits with `ShuttingDown`, and let the batch in the model end."""
+        self.drain(0)
+        if self._worker.is_alive():
+            self._worker.join()
+
+    def __enter__(self) -> Decider:
+        """Load, and wait until questions are answered. Raises `StartupError`."""
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _work(self) -> None:
         started = time.monotonic()
@@ -230,21 +271,24 @@ class Decider:
             raise error
         if error := self._batcher.find_overload(1, client):  # before the work of reading what will be refused
             raise error
+        deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
-            request, rows, stages_ms = self._read(body, content_type)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s, client), started_at, stages_ms)
+            request, rows, stages_ms = self._read(body, content_type, deadline)
+        ticket = self._batcher.submit(rows, deadline - time.monotonic(), client)
+        num_image_tokens = sum(row.num_image_tokens for row in rows) if request.has_images else None
+        return Pending(request, ticket, started_at, stages_ms, num_image_tokens)
 
-    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row], dict[str, float]]:
+    def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row], dict[str, float]]:
         assert self._loaded is not None
         started = time.monotonic()
         request = parse_request(body, content_type)
-        parsed = time.monotonic()
-        if request.has_images:
-            raise BadRequest("this model reads text only: send no images and no assets")
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        rows = self._loaded.prompter.render(request)
-        return request, rows, {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
+        marked, pictures = read_pictures(self._loaded, request, deadline)
+        parsed = time.monotonic()
+        rows = self._loaded.prompter.render(marked, pictures)
+        stages_ms = {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
+        return request, rows, stages_ms  # not the marked one: an answer repeats levels as they came
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -274,7 +318,13 @@ class Decider:
             answers[question.id] = readout.answer(question, by_option)
         num_tokens = pending.num_tokens
         latency_ms = (time.monotonic() - pending.started_at) * 1000
-        body = encode_response(model=self.model_name, answers=answers, input_tokens=num_tokens, latency_ms=latency_ms)
+        body = encode_response(
+            model=self.model_name,
+            answers=answers,
+            input_tokens=num_tokens,
+            latency_ms=latency_ms,
+            image_tokens=pending.num_image_tokens,
+        )
         stages_ms = {
             "queue": (ticket.started_at - ticket.queued_at) * 1000,
             "model": ticket.model_s * 1000,
@@ -285,6 +335,15 @@ class Decider:
     def decide(self, body: bytes) -> bytes:
         """Request body in, response body out, without a server. Raises `ApiError`."""
         return self.answer(self.submit(body)).body
+
+    def ask(self, state: Any, questions: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+        """The answer to one request, as the server gives it; `fields` are those beside state and questions.
+
+        Raises `ApiError` for a request that the server would refuse, `TypeError` for what JSON cannot hold.
+        """
+        body = json.dumps({"state": state, "questions": questions, **fields})
+        answer: dict[str, Any] = json.loads(self.decide(body.encode()))
+        return answer
 
     @property
     def model_name(self) -> str:
@@ -326,8 +385,8 @@ class Decider:
             "readout": prompter.decision.readout,
             "encoding": prompter.encoding,
             "encodings": prompter.encodings,
-            "images": False,
-            "images_reason": "this version reads text only",
+            "images": loaded.reader is not None,
+            "images_reason": "" if loaded.reader else loaded.no_images_reason,
             "max_prompt_tokens": prompter.max_tokens,
             "load_s": round(self._load_s, 3),
             "warm_up": self._warm_up,
@@ -356,6 +415,17 @@ class Decider:
         }
 
 
+def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Request, list[Picture]]:
+    """The request with marks where its pictures are shown, and these. Raises `BadRequest` or `DeadlineExceeded`."""
+    if not request.has_images:
+        return request, []
+    if loaded.reader is None:
+        raise BadRequest(f"this server reads text only ({loaded.no_images_reason}): send no images and no assets")
+    sources = assets.gather(request)
+    marked = assets.place(request, sources)
+    return marked, loaded.reader.read([(source.field, source.data) for source in sources], deadline)
+
+
 def is_finite(row_scores: list[list[float]]) -> bool:
     return all(math.isfinite(score) for question in row_scores for score in question)
 
@@ -366,8 +436,11 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
     is_same = True
     for ids in loaded.prompter.beginnings():
         loaded.engine.keep_beginning(ids)
-    for encoding in loaded.prompter.encodings:
-        rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
+    requests = [Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding) for encoding in loaded.prompter.encodings]
+    if loaded.reader is not None:
+        requests.append(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, images=[WARM_UP_PICTURE]))
+    for request in requests:
+        rows = loaded.prompter.render(*read_pictures(loaded, request, math.inf))
         first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
         is_same = is_same and first == second
         if not all(map(is_finite, first)):

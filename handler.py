@@ -148,7 +148,7 @@ class Handler(BaseHTTPRequestHandler):
         except Disconnected:
             raise
         except Exception:
-            logger.exception("request: id=%s failed", self.record.request_id)
+            logger.exception("request failed", extra={"fields": {"id": self.record.request_id}})
             self.close_connection = True
             self.record.error = InternalError.error_type
             return as_reply(InternalError("the server failed to answer this request; its log says why"))

@@ -35,7 +35,12 @@ class LineFormatter(logging.Formatter):
         if fields:
             shown = [f"{k}={v:.2f}" if type(v) is float else f"{k}={v}" for k, v in fields.items()]
             line = f"{line}: {' '.join(shown)}"
-        return line if line.isprintable() else "".join(map(_printable, line))
+        return printable(line)
+
+
+def printable(text: str) -> str:
+    """The text in one line: what would end it, or make a terminal do something, as an escape."""
+    return text if text.isprintable() else "".join(map(_printable, text))
 
 
 def _printable(char: str) -> str:

@@ -26,47 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
-from serve import ROOT, Peer, Requests, answers_get, free_port, run_clients
+from serve import Peer, Requests, answers_get, free_port, run_clients
+from shapes import ROOT, SHAPES
 from torch import Tensor
 
 import kernels
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 248_320,
-    "head_dim": 256,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
-    },
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "0.8B": {
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-    },
-    "4B": {
-        "hidden_size": 2560,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "linear_num_value_heads": 32,
-    },
-}
 LENGTHS, CLIENTS, QUESTIONS = (64, 128, 300, 1000), (1, 16, 64), (1, 6)
 STATE_TOKENS = 200
 SECONDS = 3.0  # of each closed loop
@@ -89,11 +54,11 @@ def main() -> None:
         if time.monotonic() > until - 60:
             print(f"{name}: skipped, the budget is spent")
             continue
-        shape = {**COMMON, **SHAPES[name]}
+        shape = dict(SHAPES[name])
         if args.layers:
             shape |= {"num_hidden_layers": args.layers, "vocab_size": 4096}
         with tempfile.TemporaryDirectory() as folder:
-            make_checkpoint(Path(folder), shape)
+            make_large_checkpoint(Path(folder), shape)
             check_engine(name, Path(folder), args.device)
             measure_server(name, Path(folder), args.device, until)
 
@@ -138,8 +103,8 @@ def check_kernels() -> None:
         check(name, relative(run(*(t.cuda() for t in tensors)), run(*tensors)), KERNEL_TOLERANCE)
 
 
-def make_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
-    """Random weights under a checkpoint's names, and the tests' tokenizer and label templates."""
+def make_large_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
+    """Random bfloat16 weights, made on the device: `shapes.make_checkpoint` would take minutes."""
     from checkpoints import make_decision_checkpoint
     from safetensors.torch import save_file
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig

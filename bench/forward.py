@@ -26,6 +26,7 @@ os.environ.setdefault(
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from shapes import SHAPES
 from torch import Tensor
 from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 
@@ -34,27 +35,7 @@ import qwen3_5
 from prefix import Prefix
 from qwen3_5 import AttentionWeights, LayerWeights, Spec, Weights
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 4096,
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
-    },
-}
+SHAPE = {**SHAPES["0.8B"], "vocab_size": 4096}
 WARMUP_ROUNDS = 1
 STATE_TOKENS, QUESTION_TOKENS, QUESTIONS = 300, 60, 6
 Call = Callable[[], Tensor]

@@ -22,21 +22,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from serve import ROOT, Peer, Requests, answers_get, free_port, run_clients
+from serve import Peer, Requests, answers_get, free_port, run_clients
+from shapes import ROOT, SHAPES, make_checkpoint
 
-SHAPE = {
-    "hidden_size": 1024,
-    "intermediate_size": 3584,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "max_position_embeddings": 4096,
-}
+SHAPE = {**SHAPES["0.8B"], "num_hidden_layers": 8}
 NUM_CLIENTS, STATE_TOKENS, QUESTIONS = 16, 500, 6
 BASE = "import torch, transformers, engine, prompt, fast; torch.ones(64, 64) @ torch.ones(64, 64); input(1)"
 ENVIRON = {**os.environ, "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "1000"}
@@ -74,15 +63,6 @@ def weight_bytes(folder: Path, dtype: str) -> int:
     return total
 
 
-def make_checkpoint(folder: Path) -> Path:
-    sys.path.insert(0, str(ROOT / "tests"))
-    from checkpoints import make_decision_checkpoint, make_model, make_tokenizer
-
-    make_decision_checkpoint(folder)
-    make_model(folder, make_tokenizer(), **SHAPE)
-    return folder
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="checkpoint (default: one made for this)")
@@ -90,7 +70,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of load (default: 20)")
     args = parser.parse_args()
     with ExitStack() as stack:
-        folder = args.model or make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = args.model or make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory())), SHAPE)
         base, weights, port = base_memory(), weight_bytes(folder, args.dtype), free_port()
         command = [sys.executable, "server.py", "--port", str(port), "--model", str(folder), "--dtype", args.dtype]
         process: Any = stack.enter_context(

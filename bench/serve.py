@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from shapes import ROOT, SHAPES, make_checkpoint
+
 CLIENTS, QUESTIONS, STATE_TOKENS = (1, 4, 16), (1, 6), (50, 500)
 WORDS = (
     "the",
@@ -53,17 +54,16 @@ WORDS = (
 NUM_COMPARED = 12
 PATIENCE_S = 180
 SHAPE = {
+    **SHAPES["0.8B"],
     "hidden_size": 512,
     "intermediate_size": 1536,
     "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
     "head_dim": 64,
     "linear_num_key_heads": 8,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
-    "max_position_embeddings": 4096,
+    "rope_parameters": {**SHAPES["0.8B"]["rope_parameters"], "mrope_section": [3, 3, 2]},
 }
 
 
@@ -106,15 +106,6 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
-
-
-def make_checkpoint(folder: Path) -> Path:
-    sys.path.insert(0, str(ROOT / "tests"))
-    from checkpoints import make_decision_checkpoint, make_model, make_tokenizer
-
-    make_decision_checkpoint(folder)
-    make_model(folder, make_tokenizer(), **SHAPE)
-    return folder
 
 
 class Requests:
@@ -217,7 +208,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     args = parser.parse_args()
     with ExitStack() as stack:
-        folder = args.model or make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = args.model or make_checkpoint(Path(stack.enter_context(tempfile.TemporaryDirectory())), SHAPE)
         from transformers import AutoTokenizer
 
         requests = Requests(AutoTokenizer.from_pretrained(folder))

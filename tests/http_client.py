@@ -27,6 +27,7 @@ from errors import ApiError, DeadlineExceeded, InvalidRequest, Loading, Shutting
 from handler import HttpServer
 from routes import ROUTES
 
+CONTENT_TYPES = ("application/json", "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8")
 PATIENCE_S = 10.0  # a socket that says nothing for so long has failed the test
 
 
@@ -179,7 +180,7 @@ def parse_response(data: bytes, *, is_head: bool = False) -> tuple[Response, byt
         return Response(100, headers, b""), rest
     length = int(headers["content-length"])
     assert re.fullmatch(r"req_[0-9a-f]{32}", headers["x-typesafe-request-id"])
-    assert headers["content-type"] in ("application/json", "text/plain; version=0.0.4; charset=utf-8")
+    assert headers["content-type"] in CONTENT_TYPES
     body = b"" if is_head else rest[:length]
     if not is_head:
         assert len(body) == length

@@ -24,6 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "images": {"PIL", "numpy", "torch", "torchvision"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -41,12 +42,15 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
         "listener": set(),
+        "assets": set(),
+        "vision": {"torch"},
     },
     {
         "prompt": set(),
     },
     {
         "inputs": {"torch"},
+        "tower": {"torch", "numpy"},
         "tuning": {"torch"},
     },
     {
@@ -54,7 +58,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "library": {"torch", "safetensors", "transformers"},
     },
     {
-        "engine": {"torch"},
+        "engine": {"torch", "safetensors"},
     },
     {
         "decider": {"transformers"},
@@ -62,12 +66,23 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "handler": set(),
         "openapi": {"pydantic"},
+        "page": set(),
     },
     {
         "routes": set(),
     },
     {
         "server": set(),
+        "tool_files": {"tqdm"},
+        "tool_bench": {"rich"},
+        "tool_doctor": {"torch", "fla"},
+    },
+    {
+        "tool_ask": {"rich"},
+        "tool_batch": {"tqdm"},
+    },
+    {
+        "onepass": set(),
     },
 )
 ALLOWED = {name: packages for layer in LAYERS for name, packages in layer.items()}

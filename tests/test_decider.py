@@ -325,3 +325,53 @@ def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == [True, True]
+
+
+def test_a_decider_opens_and_closes_like_a_file() -> None:
+    questions = {"q": {"type": "noul", "instructions": "?"}}
+    with Decider(Config(), load=lambda _: loaded(FakeEngine())) as decider:
+        answer = decider.ask({"a": "é"}, questions, encoding="joint")
+        request = json.dumps({"state": {"a": "é"}, "questions": questions, "encoding": "joint"}).encode()
+        assert answer["answers"] == json.loads(decider.decide(request))["answers"]
+        with pytest.raises(InvalidRequest, match="NaN is not JSON"):
+            decider.ask({"a": math.nan}, questions)
+        with pytest.raises(TypeError):
+            decider.ask({"a": {1, 2}}, questions)
+    assert not decider._worker.is_alive()
+    with pytest.raises(ShuttingDown):
+        decider.ask("x", questions)
+
+
+def test_closing_fails_what_waits_and_lets_the_running_batch_end() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    class Held(FakeEngine):
+        def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+            if self.num_calls >= num_warm_up:
+                begun.set()
+                assert gate.wait(WAIT_S)
+            return super().forward(rows)
+
+    engine = Held()
+    num_warm_up = 10**9
+    with Decider(Config(max_batch_rows=1), load=lambda _: loaded(engine)) as decider:
+        num_warm_up = engine.num_calls
+        first, second = decider.submit(body()), decider.submit(body())
+        assert begun.wait(WAIT_S)
+        closing = threading.Thread(target=decider.close)
+        closing.start()
+        for pending in (first, second):
+            with pytest.raises(ShuttingDown):
+                decider.answer(pending)
+        assert decider._worker.is_alive()
+        gate.set()
+        closing.join(WAIT_S)
+        assert not decider._worker.is_alive()
+
+
+def test_a_decider_that_cannot_load_does_not_open() -> None:
+    def fail(_: Config) -> Loaded:
+        raise StartupError("no")
+
+    with pytest.raises(StartupError, match="no"):
+        Decider(Config(), load=fail).__enter__()

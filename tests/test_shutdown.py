@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from http_client import PATIENCE_S, Client, get, post
+
+from metrics import STAGES
 
 PROGRAM = Path(__file__).resolve().parent / "http_client.py"
 
@@ -225,3 +228,21 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         port = taken.getsockname()[1]
         with run("--port", str(port), ready=False) as program:
             assert program.end() == (1, f"onepass: cannot listen on 127.0.0.1 port {port}: Address already in use\n")
+
+
+def test_with_json_every_line_of_the_log_is_an_object() -> None:
+    with run("--log-json") as program, Client(program.address) as client:
+        program.order("open")
+        answered = client.send(post(b"{}")).read()
+        failed = client.send(post(b'"boom"')).read()
+        assert client.is_closed()
+        program.process.send_signal(signal.SIGTERM)
+        log = [json.loads(line) for line in program.end()[1].splitlines()]
+    found = {line["id"]: line for line in log if line["message"] == "request"}
+    fields = found[answered.headers["x-typesafe-request-id"]]
+    assert (fields["status"], fields["rows"], fields["tokens"], fields["error"]) == (200, 1, 7, "-")
+    assert all(isinstance(fields[f"{stage}_ms"], float) for stage in (*STAGES, "total"))
+    assert found[failed.headers["x-typesafe-request-id"]]["error"] == "internal_error"
+    (reason,) = (line for line in log if "traceback" in line)
+    assert reason["id"] == failed.headers["x-typesafe-request-id"]
+    assert reason["traceback"].startswith("Traceback")
