@@ -152,6 +152,16 @@ def too_late(retry_after_s: int) -> DeadlineExceeded:
     return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
 
 
+def adapt_rows(limit: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
+    """How many rows the next batch may have: as many as take `max_seconds`, by what the last one took.
+
+    Whoever comes while a batch runs waits for its end, so that the batches of a giant request have to be short."""
+    if seconds <= max_seconds and num_rows < limit:
+        return limit  # it was not full: no news
+    times = min(2.0, max_seconds / seconds) if seconds else 2.0
+    return max(1, min(max_rows, int(num_rows * times)))
+
+
 class Batcher:
     """Rows in, results out. `submit`, `load` and `drain` belong to any thread; `work` to the worker thread."""
 
@@ -164,11 +174,13 @@ class Batcher:
         max_queued_rows: int,
         max_client_rows: int | None = None,
         batch_window_s: float = 0.0,
+        max_batch_s: float = math.inf,
         stall_s: float = math.inf,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. While one
-        batch takes longer than `stall_s`, nothing is admitted.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A batch
+        has fewer rows where it would take longer than `max_batch_s`. While one takes longer than `stall_s`, nothing is
+        admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
@@ -177,7 +189,8 @@ class Batcher:
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue()
         self._changed = threading.Condition()
-        self._stall_s = stall_s
+        self._max_batch_s, self._stall_s = max_batch_s, stall_s
+        self._row_limit = max_batch_rows  # of the next batch
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
         self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
@@ -268,7 +281,7 @@ class Batcher:
                 if self._queue.num_rows:
                     self._wait_window()
                     batch = self._queue.take_batch(
-                        max_rows=self._max_rows,
+                        max_rows=self._row_limit,
                         max_tokens=self._max_tokens,
                         now=time.monotonic(),
                         retry_after_s=self._retry_after_s(self._queue.num_rows),
@@ -285,7 +298,7 @@ class Batcher:
 
     def _wait_window(self) -> None:
         """`--batch-window-ms`: give more work the time to arrive, while there is room for it."""
-        while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
+        while 0 < self._queue.num_rows < self._row_limit and not self._is_draining:
             left = self._queue.first_queued_at() + self._window_s - time.monotonic()
             if left <= 0:
                 return
@@ -299,6 +312,7 @@ class Batcher:
         self.num_batches += 1
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
+        self._row_limit = adapt_rows(self._row_limit, len(batch), seconds, self._max_batch_s, self._max_rows)
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []

@@ -64,6 +64,7 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
     "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
 }
+LIMITS = ("max_batch_rows", "max_batch_tokens", "max_batch_ms", "max_queued_rows", "batch_window_ms", "timeout_s")
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
 WARM_UP_PICTURE = (  # one grey pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
@@ -195,6 +196,7 @@ class Decider:
             max_queued_rows=config.max_queued_rows,
             max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
+            max_batch_s=config.max_batch_ms / 1000 or math.inf,
             stall_s=config.timeout_s,  # who is queued now would be given up
             idle=self._idle,
         )
@@ -391,10 +393,7 @@ class Decider:
             "load_s": round(self._load_s, 3),
             "warm_up": self._warm_up,
             "hub_offline": os.environ.get("HF_HUB_OFFLINE") == "1",
-            "limits": {
-                name: getattr(config, name)
-                for name in ("max_batch_rows", "max_batch_tokens", "max_queued_rows", "batch_window_ms", "timeout_s")
-            },
+            "limits": {name: getattr(config, name) for name in LIMITS},
             **self._batcher.describe(),
             "worker_alive": self._worker.is_alive(),
             "versions": versions(),

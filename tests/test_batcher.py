@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import Batcher, RowQueue, Ticket
+from batcher import Batcher, RowQueue, Ticket, adapt_rows
 from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
@@ -174,6 +174,34 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
         model.gate.release(2)
         result(small)
         assert "small" in model.batches[1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_rows", "seconds", "next_limit"),
+    [
+        (32, 32, 0.4, 4),  # too long: as many as take 0.05 s
+        (32, 1, 0.4, 1),  # one long row
+        (4, 4, 0.05, 4),
+        (4, 4, 0.03, 6),
+        (4, 4, 0.001, 8),  # at most twice as many at a time
+        (32, 32, 0.001, 32),
+        (8, 3, 0.01, 8),  # no more waited
+        (1, 1, 0.03, 1),
+        (1, 1, 0.02, 2),
+        (1, 1, 0.0, 2),
+    ],
+)
+def test_a_batch_has_as_many_rows_as_its_time_allows(
+    limit: int, num_rows: int, seconds: float, next_limit: int
+) -> None:
+    assert adapt_rows(limit, num_rows, seconds, 0.05, 32) == next_limit
+
+
+def test_a_giant_whose_rows_take_long_gets_few_of_them_into_a_batch() -> None:
+    model = FakeModel()
+    with running(model, max_batch_s=1e-9) as batcher:
+        assert result(batcher.submit(rows(*"abcdefg"), WAIT_S)) == list("abcdefg")
+        assert model.batches == [["a", "b", "c", "d"], ["e"], ["f"], ["g"]]
 
 
 def test_a_request_is_admitted_whole_or_refused_whole() -> None:
