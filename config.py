@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
@@ -31,6 +32,10 @@ class Config:
     require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8017, "port to listen on; 0 picks a free one", minimum=0, maximum=65535)
+    uds: str = _setting("", "listen on this Unix socket instead of host and port", metavar="PATH")
+    uds_mode: str = _setting("600", "who may connect to it: permissions of the socket, in octal", metavar="MODE")
+    tls_cert: str = _setting("", "serve HTTPS: certificate and its chain, PEM", metavar="FILE")
+    tls_key: str = _setting("", "the certificate's key, PEM; default: it is in --tls-cert", metavar="FILE")
     backend: str = _setting("auto", "whose forward pass runs", choices=("auto", "fast", "transformers"))
     device: str = _setting("auto", "where it runs", choices=("auto", "cpu", "cuda"))
     dtype: str = _setting("auto", "number format of the weights", choices=("auto", "float32", "bfloat16", "float16"))
@@ -42,9 +47,16 @@ class Config:
     api_key_file: str = _setting("", "file of accepted API keys, one a line", metavar="FILE")
     allowed_origins: str = _setting("", "origins that browsers may call from, comma-separated, or *", metavar="LIST")
     batch_window_ms: float = _setting(0.0, "wait this long for more work before a batch", minimum=0, maximum=1000)
+    max_batch_ms: float = _setting(
+        50.0, "longest that a batch of several rows should take; 0: any time", minimum=0, maximum=60000
+    )
     max_batch_rows: int = _setting(32, "prompt rows in one batch", minimum=1, maximum=4096)
     max_batch_tokens: int = _setting(4096, "tokens in one batch, padding counted", minimum=64, maximum=1 << 22)
     max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
+    max_key_rows: int = _setting(
+        1024, "prompt rows of one API key that may wait, where there are several keys", minimum=512, maximum=1 << 20
+    )
+    batch_invariant: bool = _setting(False, "bit-identical answers whatever shares the batch: each row runs alone")
     share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
     state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
     graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
@@ -75,6 +87,12 @@ class Config:
             raise StartupError("--dtype float16 needs --device cuda; on a CPU use float32 or bfloat16")
         if not self.host:
             raise StartupError("--host must be an address; 0.0.0.0 listens on all")
+        if not re.fullmatch("[0-7]{3}", self.uds_mode):
+            raise StartupError(f"--uds-mode must be three octal digits, such as 660, not {self.uds_mode!r}")
+        if self.tls_key and not self.tls_cert:
+            raise StartupError("--tls-key needs --tls-cert")
+        if self.batch_invariant and self.fast_start:
+            raise StartupError("--fast-start changes how a row is computed while serving; not with --batch-invariant")
 
     @property
     def is_starter(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
 import platform
 import threading
@@ -50,6 +51,7 @@ LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
+LIMITS = ("max_batch_rows", "max_batch_tokens", "max_batch_ms", "max_queued_rows", "batch_window_ms", "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,10 @@ class Decider:
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
+            max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
+            max_batch_s=config.max_batch_ms / 1000 or math.inf,
+            stall_s=config.timeout_s,  # who is queued now would be given up
             idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
@@ -173,17 +178,19 @@ class Decider:
         assert self._loaded is not None
         return self._loaded.engine.idle()
 
-    def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
-        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
+    def submit(self, body: bytes, content_type: str = "application/json", client: int = 0) -> Pending:
+        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here.
+
+        `client`: the number of its key; those with several waiting requests take turns with the others."""
         started_at = time.monotonic()
         if error := self.unready():
             raise error
-        if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
+        if error := self._batcher.find_overload(1, client):  # before the work of reading what will be refused
             raise error
         deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
             request, rows, stages_ms = self._read(body, content_type, deadline)
-        ticket = self._batcher.submit(rows, deadline - time.monotonic())
+        ticket = self._batcher.submit(rows, deadline - time.monotonic(), client)
         num_image_tokens = sum(row.num_image_tokens for row in rows) if request.has_images else None
         return Pending(request, ticket, started_at, stages_ms, num_image_tokens)
 
@@ -300,10 +307,7 @@ class Decider:
             "load_s": round(self._load_s, 3),
             "warm_up": self._warm_up,
             "hub_offline": os.environ.get("HF_HUB_OFFLINE") == "1",
-            "limits": {
-                name: getattr(config, name)
-                for name in ("max_batch_rows", "max_batch_tokens", "max_queued_rows", "batch_window_ms", "timeout_s")
-            },
+            "limits": {name: getattr(config, name) for name in LIMITS},
             **self._batcher.describe(),
             "worker_alive": self._worker.is_alive(),
             "versions": versions(),

@@ -86,7 +86,7 @@ class Engine:
         self._body = load_body(checkpoint, config.backend, self.device, self._choice, readout)
         self.tower, self.no_images_reason = load_tower(checkpoint, self._body, config, self.device, self._choice.dtype)
         self.max_tokens = self._body.max_tokens
-        self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=config.max_batch_rows)
+        self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=self._max_rows(config))
         self._suffix_limits = self._limits
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[Prefix] = StateCache(config.state_cache_mb << 20)
@@ -95,6 +95,12 @@ class Engine:
             self._capture(self._body, config)
         self._cost = self._measure(readout)
         self._launch_tokens = self._cost.launch_s
+
+    def _max_rows(self, config: Config) -> int:
+        """In one pass. With `--batch-invariant` 1: a product's kernel, and with it the order of its sums, is chosen by
+        the number of its rows, so that a pass has to be of the row alone. What comes before a row is computed by itself
+        as well, and whether it is, is decided by the row."""
+        return 1 if config.batch_invariant else config.max_batch_rows
 
     @property
     def dtype(self) -> torch.dtype:
@@ -120,6 +126,7 @@ class Engine:
             "tuning": self._choice.reasons,
             "launch_tokens": self._launch_tokens,
             "shares_state": self._shares,
+            "batch_invariant": self._limits.max_rows == 1,
             "state_cache_bytes": self._states.num_bytes,
             "state_cache_hits": self._states.hits,
             "state_cache_misses": self._states.misses,
@@ -242,13 +249,12 @@ class Engine:
     def _capture(self, body: FastBody, config: Config) -> None:
         """Have the graphs made that this device and these limits call for; with `--fast-start` the common ones now."""
         torch.backends.cuda.enable_cudnn_sdp(False)  # wrong with masks that are not square, seen by others
-        shapes = graph_shapes(CUDA_LADDER, config.max_batch_tokens, config.max_batch_rows, body.max_tokens)
+        max_tokens, max_rows = config.max_batch_tokens, self._max_rows(config)
+        shapes = graph_shapes(CUDA_LADDER, max_tokens, max_rows, body.max_tokens)
         backend, max_bytes = CudaBackend(self.device), config.graph_memory_mb << 20
         body.use_graphs(backend, CUDA_LADDER, shapes, max_bytes)
-        self._limits = Limits(config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
-        self._suffix_limits = Limits(
-            config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows
-        )
+        self._limits = Limits(max_tokens, max_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
+        self._suffix_limits = Limits(max_tokens, max_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows)
         assert body.graphs is not None
         graphs, said = body.graphs, time.monotonic()
         while graphs.waiting and not (config.fast_start and not graphs.waiting[0].is_common):
@@ -312,6 +318,7 @@ def load_tower(
     if not isinstance(body, FastBody):
         return None, "--backend transformers reads text only"
     ladder = PICTURE_LADDER if device.type == "cuda" and config.graph_memory_mb else Ladder()
+    max_pictures = 1 if config.batch_invariant else PICTURE_LADDER.rows[-1]
     try:
         body.tower = Tower.load(
             checkpoint.folder,
@@ -319,7 +326,7 @@ def load_tower(
             dtype,
             max_pixels=config.max_pixels,
             cost=CostModel(launch_s=LAUNCH_PATCHES[device.type], token_s=1),
-            limits=Limits(MAX_PATCHES, PICTURE_LADDER.rows[-1], ladder.widths, ladder.rows),
+            limits=Limits(MAX_PATCHES, max_pictures, ladder.widths, ladder.rows),
             cache_bytes=config.image_cache_mb << 20,
         )
     except qwen3_5.UnsupportedModel as err:

@@ -41,7 +41,7 @@ def _submit(handler: Handler, head: framing.Head, bodies: contextlib.ExitStack) 
     if content is not body:
         server.hold_body(len(content), bodies)
     handler.record.stages_ms["read"] = (time.monotonic() - handler.record.started) * 1e3
-    return handler.decider.submit(content, head.headers.get("content-type", ""))
+    return handler.decider.submit(content, head.headers.get("content-type", ""), handler.client)
 
 
 def _wait(handler: Handler, pending: Pending) -> None:

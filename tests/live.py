@@ -63,6 +63,11 @@ class Server:
                 return match
         raise AssertionError(f"the server ended without {pattern!r}:\n{''.join(self.log)}")
 
+    def wait_log_end(self) -> None:
+        """Until all that a server which has ended logged is in `log`."""
+        while self._lines.get(timeout=PATIENCE_S):
+            pass
+
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:

@@ -32,7 +32,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "wire": {"pydantic", "pydantic_core"},
         "access": set(),
-        "listener": set(),
+        "stream": set(),
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
@@ -41,6 +41,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+        "listener": set(),
         "assets": set(),
         "vision": {"torch"},
     },

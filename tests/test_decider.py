@@ -244,6 +244,41 @@ def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
         assert decider.answer(first[0]).num_rows == 512
 
 
+class HeldEngine(FakeEngine):
+    """Runs nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+        self.started.set()
+        assert self.gate.wait(WAIT_S)
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize(("keys", "num_admitted"), [(("a", "b"), 4), (("a", "a"), 5), (("a",), 5), ((), 5)])
+def test_where_there_are_several_keys_one_fills_only_its_part_of_the_queue(
+    keys: tuple[str, ...], num_admitted: int
+) -> None:
+    engine = HeldEngine()
+    questions = {str(n): {"type": "noul", "instructions": f"{n}?"} for n in range(128)}
+    many = json.dumps({"state": "x", "questions": questions, "encoding": "per_question"}).encode()
+    with running(engine, api_keys=keys, max_key_rows=512, max_queued_rows=640) as decider:
+        engine.gate.clear()
+        engine.started.clear()
+        decider.submit(body())  # its rows are in the model, and no longer wait
+        assert engine.started.wait(WAIT_S)
+        for _ in range(num_admitted):
+            decider.submit(many)
+        with pytest.raises(Overloaded):
+            decider.submit(many)
+        if num_admitted == 4:
+            decider.submit(many, client=1)
+        engine.gate.set()
+
+
 def test_health_tells_what_is_served_and_how() -> None:
     with running(served_name="mine") as decider:
         error, document = decider.health()

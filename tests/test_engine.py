@@ -182,6 +182,32 @@ def test_a_row_beside_one_fifty_times_longer_is_the_same(starter: Loaded) -> Non
     assert largest_difference([starter.engine.forward([small, giant])[0]], starter.engine.forward([small])) < TOLERANCE
 
 
+@pytest.fixture(scope="module")
+def invariant() -> Loaded:
+    return load(Config(backend="fast", batch_invariant=True))
+
+
+@pytest.fixture(scope="module")
+def invariant_library(labels_checkpoint: Path) -> Loaded:
+    return load(Config(model=str(labels_checkpoint), backend="transformers", batch_invariant=True))
+
+
+@pytest.mark.parametrize("name", ["invariant", "invariant_library"])
+def test_with_batch_invariant_an_answer_is_the_same_to_the_bit(name: str, request: pytest.FixtureRequest) -> None:
+    """Whatever shares the batch, in whatever order, whatever is in the cache."""
+    loaded: Loaded = request.getfixturevalue(name)
+    engine: Any = loaded.engine
+    rows = [*rows_of(loaded), *about(loaded, 70), *about(loaded, 150, seed=1), *about(loaded, 40, count=3)]
+    alone = [engine.forward([row])[0] for row in rows]
+    assert engine.describe()["batch_invariant"]
+    rng = random.Random(0)
+    for round_ in range(12):
+        if round_ % 3 == 0:
+            engine._states.clear()
+        chosen = rng.sample(range(len(rows)), rng.randint(2, len(rows)))
+        assert engine.forward([rows[index] for index in chosen]) == [alone[index] for index in chosen]
+
+
 def test_weights_that_are_not_all_there_are_not_served(copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"

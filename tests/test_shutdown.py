@@ -123,6 +123,44 @@ def test_a_second_signal_ends_it_at_once(signum: signal.Signals) -> None:
         assert program.end()[0] == 128 + signum
 
 
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_signal_that_another_thread_receives_is_not_lost(num_signals: int) -> None:
+    """Nor one that comes just before the main thread begins to wait: neither interrupts its wait."""
+    code = (
+        "import process, signal, threading\n"
+        "stop = process.StopSignal()\n"
+        "def send():\n"
+        f"    for _ in range({num_signals}):\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "threading.Timer(0.2, send).start()\n"
+        "stop.wait()\n"
+        f"threading.Event().wait({num_signals - 1} * 60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S)
+    assert done.returncode == (0 if num_signals == 1 else 128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /v1/systemone HTTP/1.1\r\nHo",
+        b"POST /v1/systemone HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"a" * 300_000,
+        b"POST /v1/systemone HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+def test_a_request_that_has_not_arrived_is_told_of_the_end(begun: bytes) -> None:
+    with run() as program, Client(program.address) as client, Client(program.address) as idle:
+        assert idle.send(get("/livez")).read().status == 200
+        client.send(begun)
+        program.process.send_signal(signal.SIGTERM)
+        response = client.read()
+        assert (response.status, response.error_type) == (503, "shutting_down")
+        assert client.is_closed()
+        assert idle.is_closed()
+        client.socket.close()
+        assert program.end()[0] == 0
+
+
 def test_it_stops_while_nothing_happens() -> None:
     with run() as program, Client(program.address) as idle:
         assert idle.send(get("/livez")).read().status == 200
