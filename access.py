@@ -21,14 +21,18 @@ class Access:
     """The rules that one server's settings make. Any thread."""
 
     def __init__(self, config: Config) -> None:
-        self.keys = tuple(key.encode() for key in config.api_keys)
+        self.keys = tuple(dict.fromkeys(key.encode() for key in config.api_keys))
         self.origins = frozenset(origin.strip() for origin in config.allowed_origins.split(",") if origin.strip())
         self._names = {config.host.lower(), *((urlsplit(origin).hostname or "") for origin in self.origins - {"*"})}
 
-    def require_key(self, head: Head) -> None:
-        """Raises `Unauthorized`."""
-        if not is_authorized(head.headers.get("authorization", ""), self.keys):
+    def require_key(self, head: Head) -> int:
+        """Who calls: the number of the key, 0 where there is only one or none. Raises `Unauthorized`."""
+        if not self.keys:  # users of the SDK then send a dummy
+            return 0
+        number = find_key(head.headers.get("authorization", ""), self.keys)
+        if number is None:
             raise Unauthorized("the API key is missing or wrong; send it as: Authorization: Bearer KEY")
+        return number
 
     def require_known_name(self, head: Head, *, is_page: bool) -> None:
         """Refuse a browser that calls the server by somebody else's name. Raises `BadRequest`.
@@ -51,10 +55,10 @@ class Access:
             )
 
     def cors_headers(self, head: Head | None) -> dict[str, str]:
-        """Of any response, also where a request has no readable head."""
+        """Of any response, also where a request has no readable head: where only one origin may read it, it may."""
         if not self.origins:
             return {}
-        origin = head.headers.get("origin", "") if head else ""
+        origin = head.headers.get("origin", "") if head else min(self.origins) if len(self.origins) == 1 else ""
         if "*" in self.origins:
             return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": CORS_EXPOSED}
         if origin not in self.origins:
@@ -75,16 +79,12 @@ class Access:
         }
 
 
-def is_authorized(header: str, keys: Sequence[bytes]) -> bool:
-    """Whether `Authorization` carries one of the keys; compared as bytes, in a time that does not tell which.
-
-    Without keys whatever it carries is fine: users of the SDK then send a dummy."""
-    if not keys:
-        return True
+def find_key(header: str, keys: Sequence[bytes]) -> int | None:
+    """The number of the key that `Authorization` carries; compared as bytes, in a time that does not tell which."""
     scheme, _, token = header.partition(" ")
     given = token.strip(" ").encode("latin-1")
     matches = [hmac.compare_digest(given, key) for key in keys]
-    return any(matches) and scheme.lower() == "bearer"
+    return matches.index(True) if any(matches) and scheme.lower() == "bearer" else None
 
 
 def _is_address(name: str) -> bool:

@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -44,6 +44,7 @@ class Ticket:
     rows: Sequence[RowLike]
     deadline: float  # time.monotonic() after which it does not start
     queued_at: float
+    client: Hashable = 0  # whose it is
     future: Future[list[Any]] = field(default_factory=Future)
     results: dict[int, Any] = field(default_factory=dict)  # row -> result
     next_row: int = 0  # the rows before it have started
@@ -78,32 +79,46 @@ class Entry:
 
 
 class RowQueue:
-    """Requests in turn, first come first served, a row each. Not locked: the batcher does that."""
+    """Clients take turns, and within a client its requests, first come first served, a row each. Not locked: the
+    batcher does that."""
 
     def __init__(self) -> None:
-        self._tickets: deque[Ticket] = deque()
+        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # by client, the next in turn first
+        self._rows: Counter[Hashable] = Counter()  # that wait, by client
         self.num_rows = 0  # that wait
 
+    def num_rows_of(self, client: Hashable) -> int:
+        return self._rows[client]
+
     def append(self, ticket: Ticket) -> None:
-        self._tickets.append(ticket)
-        self.num_rows += ticket.num_waiting
+        self._tickets.setdefault(ticket.client, deque()).append(ticket)
+        self._count(ticket.client, ticket.num_waiting)
 
     def remove(self, ticket: Ticket) -> None:
-        if ticket in self._tickets:
-            self._tickets.remove(ticket)
-            self.num_rows -= ticket.num_waiting
+        tickets = self._tickets.get(ticket.client, ())
+        if ticket in tickets:
+            assert isinstance(tickets, deque)
+            tickets.remove(ticket)
+            self._count(ticket.client, -ticket.num_waiting)
+
+    def _count(self, client: Hashable, num_rows: int) -> None:
+        self.num_rows += num_rows
+        self._rows[client] += num_rows
+        if not self._tickets[client]:
+            del self._tickets[client], self._rows[client]
 
     def clear(self) -> list[Ticket]:
-        tickets = list(self._tickets)
+        tickets = [ticket for of_client in self._tickets.values() for ticket in of_client]
         self._tickets.clear()
+        self._rows.clear()
         self.num_rows = 0
         return tickets
 
     def first_queued_at(self) -> float:
-        return self._tickets[0].queued_at
+        return min(tickets[0].queued_at for tickets in self._tickets.values())
 
     def take_batch(self, *, max_rows: int, max_tokens: int, now: float, retry_after_s: int = 1) -> list[Entry]:
-        """The next batch: requests take turns, a row each, while rows and padded tokens fit.
+        """The next batch: turns are taken while rows and padded tokens fit.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
         nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
@@ -112,27 +127,39 @@ class RowQueue:
         batch: list[Entry] = []
         longest = 0
         while self._tickets and len(batch) < max_rows:
-            ticket = self._tickets.popleft()
+            client, tickets = next(iter(self._tickets.items()))
+            ticket = tickets[0]
             if ticket.deadline < now and not ticket.next_row:
                 ticket.resolve(too_late(retry_after_s))
             if ticket.future.done():
-                self.num_rows -= ticket.num_waiting
+                self.remove(ticket)
                 continue
             longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
             if batch and longest * (len(batch) + 1) > max_tokens:
-                self._tickets.appendleft(ticket)
                 break
             batch.append(Entry(ticket, ticket.next_row))
             ticket.started_at = ticket.started_at or now
             ticket.next_row += 1
-            self.num_rows -= 1
-            if ticket.num_waiting:
-                self._tickets.append(ticket)  # behind the others: its next turn comes after theirs
+            self._tickets.move_to_end(client)  # behind the others: its next turn comes after theirs
+            tickets.rotate(-1)
+            if not ticket.num_waiting:
+                tickets.pop()
+            self._count(client, -1)
         return batch
 
 
 def too_late(retry_after_s: int) -> DeadlineExceeded:
     return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
+
+
+def adapt_rows(limit: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
+    """How many rows the next batch may have: as many as take `max_seconds`, by what the last one took.
+
+    Whoever comes while a batch runs waits for its end, so that the batches of a giant request have to be short."""
+    if seconds <= max_seconds and num_rows < limit:
+        return limit  # it was not full: no news
+    times = min(2.0, max_seconds / seconds) if seconds else 2.0
+    return max(1, min(max_rows, int(num_rows * times)))
 
 
 class Batcher:
@@ -145,17 +172,25 @@ class Batcher:
         max_batch_rows: int,
         max_batch_tokens: int,
         max_queued_rows: int,
+        max_client_rows: int | None = None,
         batch_window_s: float = 0.0,
+        max_batch_s: float = math.inf,
+        stall_s: float = math.inf,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A batch
+        has fewer rows where it would take longer than `max_batch_s`. While one takes longer than `stall_s`, nothing is
+        admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
         self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
+        self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue()
         self._changed = threading.Condition()
+        self._max_batch_s, self._stall_s = max_batch_s, stall_s
+        self._row_limit = max_batch_rows  # of the next batch
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
         self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
@@ -167,16 +202,16 @@ class Batcher:
         self.num_repeated_rows = 0  # answered by the run of another row with the same key
         self.beat_at = time.monotonic()  # when the worker last came round
 
-    def submit(self, rows: Sequence[RowLike], timeout_s: float) -> Ticket:
+    def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
         """Queue all `rows` or none. Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
         now = time.monotonic()
-        ticket = Ticket(rows, now + timeout_s, now)
+        ticket = Ticket(rows, now + timeout_s, now, client)
         with self._changed:
             if self._is_dead:
                 raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
             if self._is_draining:
                 raise ShuttingDown("the server is shutting down", retry_after_s=1)
-            if error := self.find_overload(len(rows)):
+            if error := self.find_overload(len(rows), client):
                 raise error
             self._queue.append(ticket)
             self._changed.notify_all()
@@ -197,15 +232,18 @@ class Batcher:
                 ticket.resolve(too_late(self._retry_after_s(self._queue.num_rows)))
                 self._changed.notify_all()
 
-    def find_overload(self, num_rows: int) -> Overloaded | None:
-        """Why `num_rows` more would not be admitted."""
-        waiting = self._queue.num_rows
-        if waiting + num_rows <= self._max_queued_rows:
-            return None
-        return Overloaded(
-            f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may",
-            retry_after_s=self._retry_after_s(waiting),
-        )
+    def find_overload(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
+        """Why `num_rows` more would not be admitted, of this client or of whoever has none waiting."""
+        waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
+        if waiting + num_rows > self._max_queued_rows:
+            said = f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may"
+            return Overloaded(said, retry_after_s=self._retry_after_s(waiting))
+        if of_client + num_rows > self._max_client_rows:
+            said = f"{of_client} rows of this API key wait, at most {self._max_client_rows} may"
+            return Overloaded(said, retry_after_s=self._retry_after_s(waiting))
+        if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
+            return Overloaded(f"the model has been at one batch for {age_s:.0f} s", retry_after_s=MAX_RETRY_AFTER_S)
+        return None
 
     def describe(self) -> dict[str, Any]:
         """The queue's part of `/health`. The beat's age is 0 while the worker has nothing to do."""
@@ -243,7 +281,7 @@ class Batcher:
                 if self._queue.num_rows:
                     self._wait_window()
                     batch = self._queue.take_batch(
-                        max_rows=self._max_rows,
+                        max_rows=self._row_limit,
                         max_tokens=self._max_tokens,
                         now=time.monotonic(),
                         retry_after_s=self._retry_after_s(self._queue.num_rows),
@@ -260,7 +298,7 @@ class Batcher:
 
     def _wait_window(self) -> None:
         """`--batch-window-ms`: give more work the time to arrive, while there is room for it."""
-        while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
+        while 0 < self._queue.num_rows < self._row_limit and not self._is_draining:
             left = self._queue.first_queued_at() + self._window_s - time.monotonic()
             if left <= 0:
                 return
@@ -274,6 +312,7 @@ class Batcher:
         self.num_batches += 1
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
+        self._row_limit = adapt_rows(self._row_limit, len(batch), seconds, self._max_batch_s, self._max_rows)
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,10 @@ class Config:
     require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8017, "port to listen on; 0 picks a free one", minimum=0, maximum=65535)
+    uds: str = _setting("", "listen on this Unix socket instead of host and port", metavar="PATH")
+    uds_mode: str = _setting("600", "who may connect to it: permissions of the socket, in octal", metavar="MODE")
+    tls_cert: str = _setting("", "serve HTTPS: certificate and its chain, PEM", metavar="FILE")
+    tls_key: str = _setting("", "the certificate's key, PEM; default: it is in --tls-cert", metavar="FILE")
     backend: str = _setting("auto", "whose forward pass runs", choices=("auto", "fast", "transformers"))
     device: str = _setting("auto", "where it runs", choices=("auto", "cpu", "cuda"))
     dtype: str = _setting("auto", "number format of the weights", choices=("auto", "float32", "bfloat16", "float16"))
@@ -42,14 +47,28 @@ class Config:
     api_key_file: str = _setting("", "file of accepted API keys, one a line", metavar="FILE")
     allowed_origins: str = _setting("", "origins that browsers may call from, comma-separated, or *", metavar="LIST")
     batch_window_ms: float = _setting(0.0, "wait this long for more work before a batch", minimum=0, maximum=1000)
+    max_batch_ms: float = _setting(
+        50.0, "longest that a batch of several rows should take; 0: any time", minimum=0, maximum=60000
+    )
     max_batch_rows: int = _setting(32, "prompt rows in one batch", minimum=1, maximum=4096)
     max_batch_tokens: int = _setting(4096, "tokens in one batch, padding counted", minimum=64, maximum=1 << 22)
     max_queued_rows: int = _setting(2048, "prompt rows that may wait; above it 503", minimum=512, maximum=1 << 20)
+    max_key_rows: int = _setting(
+        1024, "prompt rows of one API key that may wait, where there are several keys", minimum=512, maximum=1 << 20
+    )
+    batch_invariant: bool = _setting(False, "bit-identical answers whatever shares the batch: each row runs alone")
     share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
     state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
     graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
     fast_start: bool = _setting(False, "CUDA: serve once the common graphs are captured, the rest while idle")
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)
+    images: bool = _setting(True, "load the checkpoint's vision tower and take pictures")
+    max_pixels: int = _setting(
+        448 * 448, "pixels that a picture is shrunk to at the most", minimum=1024, maximum=1 << 24
+    )
+    image_cache_mb: int = _setting(
+        256, "memory for what the vision tower made of pictures that come again; 0: none", minimum=0, maximum=1 << 20
+    )
     max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
     timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)
     read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)
@@ -68,6 +87,12 @@ class Config:
             raise StartupError("--dtype float16 needs --device cuda; on a CPU use float32 or bfloat16")
         if not self.host:
             raise StartupError("--host must be an address; 0.0.0.0 listens on all")
+        if not re.fullmatch("[0-7]{3}", self.uds_mode):
+            raise StartupError(f"--uds-mode must be three octal digits, such as 660, not {self.uds_mode!r}")
+        if self.tls_key and not self.tls_cert:
+            raise StartupError("--tls-key needs --tls-cert")
+        if self.batch_invariant and self.fast_start:
+            raise StartupError("--fast-start changes how a row is computed while serving; not with --batch-invariant")
 
     @property
     def is_starter(self) -> bool:
@@ -75,8 +100,8 @@ class Config:
         return Path(self.model).resolve() == STARTER_MODEL
 
 
-def _flags() -> list[Field[Any]]:
-    return [item for item in fields(Config) if "help" in item.metadata]
+def _flags(names: Collection[str] | None = None) -> list[Field[Any]]:
+    return [item for item in fields(Config) if "help" in item.metadata and (names is None or item.name in names)]
 
 
 def flag_name(item: Field[Any]) -> str:
@@ -105,20 +130,16 @@ def _convert(item: Field[Any], text: str, source: str) -> Any:
         raise StartupError(f"{source} must be {wanted}, not {text!r}") from None
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """A command line that does not fit is a `StartupError`, as is any other setting that cannot work."""
+
     def error(self, message: str) -> NoReturn:
         raise StartupError(f"{message} (see --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="server.py",
-        description="Serve System One decisions: POST /v1/systemone.",
-        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
-        f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
-        allow_abbrev=False,
-    )
-    for item in _flags():
+def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None = None) -> None:
+    """A flag for every setting, or for those of `names`. What is not given is `MISSING`; `read_config` goes on."""
+    for item in _flags(names):
         shown = (
             "" if item.default in ("", False) else f" (default: {'model/' if item.name == 'model' else item.default})"
         )
@@ -132,7 +153,6 @@ def _parser() -> argparse.ArgumentParser:
                 "|".join(choices) if choices else type(item.default).__name__.upper()
             )
             parser.add_argument(flag_name(item), metavar=metavar, **options)
-    return parser
 
 
 def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -158,14 +178,32 @@ def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """The settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
-    given = vars(_parser().parse_args(argv))
+    """The server's settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
+    parser = Parser(
+        prog="server.py",
+        description="Serve System One decisions: POST /v1/systemone.",
+        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
+        f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
+        allow_abbrev=False,
+    )
+    add_flags(parser)
+    return read_config(vars(parser.parse_args(argv)), environ)
+
+
+def read_config(
+    given: Mapping[str, Any], environ: Mapping[str, str] = os.environ, names: Collection[str] | None = None
+) -> Config:
+    """The settings from what a parser with `add_flags(parser, names)` found, then the environment, then the defaults.
+
+    Raises `StartupError`, one line.
+    """
     values: dict[str, Any] = {}
-    for item in _flags():
+    for item in _flags(names):
         variable = ENVIRONMENT_PREFIX + item.name.upper()
         if given[item.name] is not MISSING:
             value = given[item.name]
             values[item.name] = _convert(item, value, flag_name(item)) if isinstance(value, str) else value
         elif variable in environ:
             values[item.name] = _convert(item, environ[variable], variable)
-    return Config(**values, api_keys=_read_keys(values.get("api_key_file", ""), environ))
+    keys = _read_keys(values.get("api_key_file", ""), environ) if names is None else ()
+    return Config(**values, api_keys=keys)

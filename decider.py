@@ -1,32 +1,30 @@
 """The whole decision in process: verify, load, validate, render, batch, answer. `server.py` puts HTTP over it.
 
-decider = Decider(Config())
-decider.start()
-decider.ready.wait()
-print(decider.decide(b'{"state": "…", "questions": {…}}'))
+with Decider(Config()) as decider:
+    print(decider.ask("I want my money back!", {"refund": {"type": "noul", "instructions": "Is a refund wanted?"}}))
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import math
 import os
 import platform
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import readout
 from batcher import Batcher, Ticket
-from checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from config import Config
 from errors import (
     ApiError,
@@ -38,13 +36,12 @@ from errors import (
     StartupError,
     WorkerDead,
 )
-from wire import Question, Request, encode_response, parse_request
+from loading import Loaded, is_finite, load, read_pictures, warm_up
+from wire import Request, encode_response, parse_request
 
 if TYPE_CHECKING:
-    from prompt import (
-        Prompter,
-        Row,
-    )  # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    from prompt import Row
 
 logger = logging.getLogger(__name__)
 
@@ -54,42 +51,7 @@ LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
-# What must be set before torch loads, unless it is set already.
-ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",  # handler threads are the parallelism
-    # OpenMP's threads spin while they wait for each other: with nothing set, a busy second core made a pass of 24 ms
-    # take 740
-    "GOMP_SPINCOUNT": "1000",
-    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
-    # name: a container may have neither. One that exists is not made.
-    "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
-    "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
-}
-WARM_UP_STATE = "The parcel arrived two days late and the box was open."
-WARM_UP_QUESTIONS = (
-    Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
-    Question("topic", "choice", "What is it about?", ("delivery", "payment", "other"), (None, "Money", None)),
-    Question("mood", "score", "How unhappy is the writer?", ("0", "1", "2"), ("Not", "Somewhat", "Very")),
-)
-
-
-class EngineLike(Protocol):
-    """What a decider needs of an engine; `engine.Engine` is the real one."""
-
-    def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def keep_beginning(self, ids: bytes) -> bool: ...
-
-    def idle(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    checkpoint: Checkpoint
-    prompter: Prompter
-    engine: EngineLike
+LIMITS = ("max_batch_rows", "max_batch_tokens", "max_batch_ms", "max_queued_rows", "batch_window_ms", "timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +62,7 @@ class Pending:
     ticket: Ticket
     started_at: float
     stages_ms: dict[str, float]  # "parse" and "render"
+    num_image_tokens: int | None = None  # among its tokens; None for a request without pictures
 
     @property
     def future(self) -> Future[list[Any]]:
@@ -126,35 +89,6 @@ class Answered:
     num_tokens: int
 
 
-def load(config: Config) -> Loaded:
-    """Verify, then load. Worker thread only. Raises `StartupError`."""
-    added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    os.environ.update(added)
-    logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
-    set_hub_environment(config)
-    with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
-        verifying = pool.submit(verify, find_checkpoint(config))
-        from transformers import AutoTokenizer
-
-        from engine import Engine
-        from prompt import Prompter
-        from template import DecisionFormat
-
-        checkpoint = verifying.result()  # nothing of it is read before this
-    decision = DecisionFormat.load(checkpoint.folder)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
-    except Exception as err:  # the library raises whatever its parsers raise
-        raise StartupError(
-            f"{checkpoint.folder}: the tokenizer cannot be loaded: {str(err).splitlines()[0][:200]}"
-        ) from err
-    engine = Engine(checkpoint, config, decision.readout)
-    check_unchanged(checkpoint)
-    max_tokens = min(engine.max_tokens, config.max_prompt_tokens or engine.max_tokens)
-    prompter = Prompter(tokenizer, decision, max_tokens=max_tokens, encoding=config.encoding)
-    return Loaded(checkpoint, prompter, engine)
-
-
 class Decider:
     """Owns the worker thread. Every method may be called from any thread."""
 
@@ -174,7 +108,10 @@ class Decider:
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
+            max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
+            max_batch_s=config.max_batch_ms / 1000 or math.inf,
+            stall_s=config.timeout_s,  # who is queued now would be given up
             idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
@@ -183,6 +120,21 @@ class Decider:
     def start(self) -> None:
         """Load in the worker thread, then serve; returns at once."""
         self._worker.start()
+
+    def close(self) -> None:
+        """Admit nothing more, fail what waits with `ShuttingDown`, and let the batch in the model end."""
+        self.drain(0)
+        if self._worker.is_alive():
+            self._worker.join()
+
+    def __enter__(self) -> Decider:
+        """Load, and wait until questions are answered. Raises `StartupError`."""
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _work(self) -> None:
         started = time.monotonic()
@@ -226,28 +178,33 @@ class Decider:
         assert self._loaded is not None
         return self._loaded.engine.idle()
 
-    def submit(self, body: bytes, content_type: str = "application/json") -> Pending:
-        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here."""
+    def submit(self, body: bytes, content_type: str = "application/json", client: int = 0) -> Pending:
+        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here.
+
+        `client`: the number of its key; those with several waiting requests take turns with the others."""
         started_at = time.monotonic()
         if error := self.unready():
             raise error
-        if error := self._batcher.find_overload(1):  # before the work of reading what will be refused
+        if error := self._batcher.find_overload(1, client):  # before the work of reading what will be refused
             raise error
+        deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
-            request, rows, stages_ms = self._read(body, content_type)
-        return Pending(request, self._batcher.submit(rows, self.config.timeout_s), started_at, stages_ms)
+            request, rows, stages_ms = self._read(body, content_type, deadline)
+        ticket = self._batcher.submit(rows, deadline - time.monotonic(), client)
+        num_image_tokens = sum(row.num_image_tokens for row in rows) if request.has_images else None
+        return Pending(request, ticket, started_at, stages_ms, num_image_tokens)
 
-    def _read(self, body: bytes, content_type: str) -> tuple[Request, list[Row], dict[str, float]]:
+    def _read(self, body: bytes, content_type: str, deadline: float) -> tuple[Request, list[Row], dict[str, float]]:
         assert self._loaded is not None
         started = time.monotonic()
         request = parse_request(body, content_type)
-        parsed = time.monotonic()
-        if request.has_images:
-            raise BadRequest("this model reads text only: send no images and no assets")
         if self.config.strict_model and request.model not in (None, MODEL_ALIAS, self.model_name):
             raise BadRequest(f"model must be {self.model_name!r} or {MODEL_ALIAS!r} on this server")
-        rows = self._loaded.prompter.render(request)
-        return request, rows, {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
+        marked, pictures = read_pictures(self._loaded, request, deadline)
+        parsed = time.monotonic()
+        rows = self._loaded.prompter.render(marked, pictures)
+        stages_ms = {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
+        return request, rows, stages_ms  # not the marked one: an answer repeats levels as they came
 
     def cancel(self, pending: Pending) -> None:
         """The caller is gone."""
@@ -277,7 +234,13 @@ class Decider:
             answers[question.id] = readout.answer(question, by_option)
         num_tokens = pending.num_tokens
         latency_ms = (time.monotonic() - pending.started_at) * 1000
-        body = encode_response(model=self.model_name, answers=answers, input_tokens=num_tokens, latency_ms=latency_ms)
+        body = encode_response(
+            model=self.model_name,
+            answers=answers,
+            input_tokens=num_tokens,
+            latency_ms=latency_ms,
+            image_tokens=pending.num_image_tokens,
+        )
         stages_ms = {
             "queue": (ticket.started_at - ticket.queued_at) * 1000,
             "model": ticket.model_s * 1000,
@@ -288,6 +251,15 @@ class Decider:
     def decide(self, body: bytes) -> bytes:
         """Request body in, response body out, without a server. Raises `ApiError`."""
         return self.answer(self.submit(body)).body
+
+    def ask(self, state: Any, questions: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+        """The answer to one request, as the server gives it; `fields` are those beside state and questions.
+
+        Raises `ApiError` for a request that the server would refuse, `TypeError` for what JSON cannot hold.
+        """
+        body = json.dumps({"state": state, "questions": questions, **fields})
+        answer: dict[str, Any] = json.loads(self.decide(body.encode()))
+        return answer
 
     @property
     def model_name(self) -> str:
@@ -329,16 +301,13 @@ class Decider:
             "readout": prompter.decision.readout,
             "encoding": prompter.encoding,
             "encodings": prompter.encodings,
-            "images": False,
-            "images_reason": "this version reads text only",
+            "images": loaded.reader is not None,
+            "images_reason": "" if loaded.reader else loaded.no_images_reason,
             "max_prompt_tokens": prompter.max_tokens,
             "load_s": round(self._load_s, 3),
             "warm_up": self._warm_up,
             "hub_offline": os.environ.get("HF_HUB_OFFLINE") == "1",
-            "limits": {
-                name: getattr(config, name)
-                for name in ("max_batch_rows", "max_batch_tokens", "max_queued_rows", "batch_window_ms", "timeout_s")
-            },
+            "limits": {name: getattr(config, name) for name in LIMITS},
             **self._batcher.describe(),
             "worker_alive": self._worker.is_alive(),
             "versions": versions(),
@@ -357,25 +326,6 @@ class Decider:
             "object": "list",
             "data": [{"id": name, "object": "model", "created": created, "owned_by": "onepass"} for name in names],
         }
-
-
-def is_finite(row_scores: list[list[float]]) -> bool:
-    return all(math.isfinite(score) for question in row_scores for score in question)
-
-
-def warm_up(loaded: Loaded) -> dict[str, Any]:
-    """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
-    started = time.monotonic()
-    is_same = True
-    for ids in loaded.prompter.beginnings():
-        loaded.engine.keep_beginning(ids)
-    for encoding in loaded.prompter.encodings:
-        rows = loaded.prompter.render(Request(WARM_UP_STATE, WARM_UP_QUESTIONS, encoding=encoding))
-        first, second = loaded.engine.forward(rows), loaded.engine.forward(rows)
-        is_same = is_same and first == second
-        if not all(map(is_finite, first)):
-            raise StartupError("the model's scores are not numbers; try --dtype float32")
-    return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}
 
 
 @lru_cache(maxsize=1)  # reading them takes milliseconds, and /health is asked for every few seconds

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 import qwen3_5
@@ -21,20 +22,32 @@ import tuning
 from checkpoint import Checkpoint
 from config import Config
 from errors import OutOfMemory, StartupError
-from fast import CUDA_LADDER, MAX_PAST_TOKENS, Buffers, FastBody, Shape, graph_shapes
+from fast import (
+    CUDA_LADDER,
+    GRAPH_TOLERANCE,
+    MAX_PAST_TOKENS,
+    MAX_PATCHES,
+    PICTURE_LADDER,
+    Buffers,
+    FastBody,
+    Ladder,
+    Shape,
+    graph_shapes,
+)
 from graphs import CudaBackend, Graphs
 from inputs import split_scores
 from library import LibraryBody
 from plan import CostModel, Limits, first_fit, plan_batches
 from prefix import Prefix
-from prompt import Row
+from prompt import Beginning, Row, shift
 from state_cache import StateCache
 from template import Readout
+from tower import Tower
 
 logger = logging.getLogger(__name__)
 
-ID_BYTES = 4  # of a token id, int32
 MAX_NEW_PREFIXES = 64  # held at once beside the cache, where rows of several run together
+LAUNCH_PATCHES = {"cpu": 64, "cuda": 1024}  # what starting a pass of the vision tower costs, in patches; not measured
 MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
@@ -48,7 +61,7 @@ class Body(Protocol):
     max_tokens: int
     can_share: bool  # `begin` is there
 
-    def begin(self, beginnings: Sequence[bytes], past: Prefix | None = None) -> list[Prefix]: ...
+    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]: ...
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor: ...
 
@@ -71,8 +84,9 @@ class Engine:
         self.device = choose_device(config.device)
         self._choice = tuning.choose(checkpoint.folder, self.device, config)
         self._body = load_body(checkpoint, config.backend, self.device, self._choice, readout)
+        self.tower, self.no_images_reason = load_tower(checkpoint, self._body, config, self.device, self._choice.dtype)
         self.max_tokens = self._body.max_tokens
-        self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=config.max_batch_rows)
+        self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=self._max_rows(config))
         self._suffix_limits = self._limits
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[Prefix] = StateCache(config.state_cache_mb << 20)
@@ -81,6 +95,12 @@ class Engine:
             self._capture(self._body, config)
         self._cost = self._measure(readout)
         self._launch_tokens = self._cost.launch_s
+
+    def _max_rows(self, config: Config) -> int:
+        """In one pass. With `--batch-invariant` 1: a product's kernel, and with it the order of its sums, is chosen by
+        the number of its rows, so that a pass has to be of the row alone. What comes before a row is computed by itself
+        as well, and whether it is, is decided by the row."""
+        return 1 if config.batch_invariant else config.max_batch_rows
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,6 +126,7 @@ class Engine:
             "tuning": self._choice.reasons,
             "launch_tokens": self._launch_tokens,
             "shares_state": self._shares,
+            "batch_invariant": self._limits.max_rows == 1,
             "state_cache_bytes": self._states.num_bytes,
             "state_cache_hits": self._states.hits,
             "state_cache_misses": self._states.misses,
@@ -113,6 +134,7 @@ class Engine:
             "tokens_reused": self.tokens.reused,
             "tokens_padded": self.tokens.padded,
             "graphs": self._graphs.describe() if self._graphs else None,
+            **(self.tower.describe() if self.tower else {}),
         }
 
     def forward(self, rows: list[Row]) -> list[Scores]:
@@ -126,6 +148,8 @@ class Engine:
                 raise
         # Outside the handler: the exception's traceback holds the failed pass's tensors
         self._states.clear()
+        if self.tower is not None:
+            self.tower.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         raise OutOfMemory("the model has not enough memory for this request now", retry_after_s=1)
@@ -134,7 +158,8 @@ class Engine:
         scores: list[Scores] = [[] for _ in rows]
         beginnings = [self._beginning(row) for row in rows]
         whole = [index for index, ids in enumerate(beginnings) if ids is None]
-        for batch in plan_batches([rows[i].num_tokens for i in whole], self._cost, self._limits):
+        lengths, see = [rows[i].num_tokens for i in whole], [bool(rows[i].pictures) for i in whole]
+        for batch in plan_batches(lengths, self._cost, self._limits, see):
             self._score(rows, [whole[place] for place in batch.rows], None, scores)
         distinct = list(dict.fromkeys(ids for ids in beginnings if ids is not None))
         step = MAX_NEW_PREFIXES if self._mixes_prefixes else 1
@@ -146,61 +171,65 @@ class Engine:
         return scores
 
     def _plan_suffixes(
-        self, rows: Sequence[Row], members: list[int], beginnings: Sequence[bytes | None]
+        self, rows: Sequence[Row], members: list[int], beginnings: Sequence[Beginning | None]
     ) -> Iterable[list[int]]:
         """Batches of rows that continue a prefix: on a CPU one and the same, with graphs any of like length."""
-        pasts = [len(beginnings[i] or b"") // ID_BYTES for i in members]
+        pasts = [one.num_tokens for i in members if (one := beginnings[i]) is not None]
         lengths = [rows[i].num_tokens - past for i, past in zip(members, pasts, strict=True)]
         groups: list[Any] = [beginnings[i] for i in members]
         if isinstance(self._body, FastBody) and self._mixes_prefixes:
-            groups = [first_fit(self._body.ladder.pasts, past) for past in pasts]
+            see = [bool(shift(rows[i].pictures, past)) for i, past in zip(members, pasts, strict=True)]
+            groups = [(first_fit(self._body.ladder.pasts, past), sees) for past, sees in zip(pasts, see, strict=True)]
         for batch in plan_batches(lengths, self._cost, self._suffix_limits, groups):
             longest = max(rows[members[place]].num_tokens for place in batch.rows)
             most = max(1, MAX_PAST_TOKENS // longest)
             for start in range(0, len(batch.rows), most):
                 yield [members[place] for place in batch.rows[start : start + most]]
 
-    def _beginning(self, row: Row) -> bytes | None:
+    def _beginning(self, row: Row) -> Beginning | None:
         """The row's first tokens, if they are computed apart: for any row whose state is long enough, whatever else is
         asked of it, so that its answers are the same however often they are asked for and with what. A row whose state
         is not may still start with the template's own beginning."""
         if not self._shares:
             return None
         if row.num_shared >= self._launch_tokens:
-            return row.input_ids[: row.num_shared].tobytes()
-        return self._states.find_pinned(row.input_ids[: row.num_shared].tobytes())
+            return row.beginning()
+        pinned = self._states.find_pinned(row.input_ids[: row.num_shared].tobytes())
+        return None if pinned is None else Beginning(pinned)
 
     def keep_beginning(self, ids: bytes) -> bool:
         """Compute what every prompt starts with and keep it for good, if it is long enough to be worth a pass."""
-        if not self._shares or len(ids) // ID_BYTES < self._launch_tokens or self._states.find_pinned(ids) == ids:
+        beginning = Beginning(ids)
+        if not self._shares or beginning.num_tokens < self._launch_tokens or self._states.find_pinned(ids) == ids:
             return False
-        self._states.pin(ids, self._body.begin([ids])[0])
+        self._states.pin(ids, self._body.begin([beginning])[0])
         return True
 
-    def _begin(self, beginnings: Sequence[bytes]) -> dict[bytes | None, Prefix]:
+    def _begin(self, beginnings: Sequence[Beginning]) -> dict[Beginning | None, Prefix]:
         """The prefix of each, from the cache or computed, those of like length together."""
-        found: dict[bytes | None, Prefix] = {}
-        missing: list[bytes] = []
-        for ids in beginnings:
-            prefix = self._states.get(ids)
+        found: dict[Beginning | None, Prefix] = {}
+        missing: list[Beginning] = []
+        for beginning in beginnings:
+            prefix = self._states.get(beginning.key)
             if prefix is None:
-                missing.append(ids)
+                missing.append(beginning)
             else:
-                found[ids] = prefix
-                self.tokens.reused += len(ids) // ID_BYTES
-        for batch in plan_batches([len(ids) // ID_BYTES for ids in missing], self._cost, self._limits):
+                found[beginning] = prefix
+                self.tokens.reused += beginning.num_tokens
+        lengths, see = [one.num_tokens for one in missing], [bool(one.pictures) for one in missing]
+        for batch in plan_batches(lengths, self._cost, self._limits, see):
             together = [missing[place] for place in batch.rows]
-            past_ids = self._states.find_pinned(together[0]) if len(together) == 1 else None
+            past_ids = self._states.find_pinned(together[0].ids) if len(together) == 1 else None
             past = None if past_ids is None else self._states.get(past_ids)
-            before = len(past_ids or b"")
-            made = self._body.begin([ids[before:] for ids in together], past)
-            num_tokens = sum(len(ids) - before for ids in together) // ID_BYTES
+            before = 0 if past is None else past.num_tokens
+            made = self._body.begin([one.after(before) for one in together], past)
+            num_tokens = sum(one.num_tokens - before for one in together)
             self.tokens.computed += num_tokens
-            self.tokens.reused += before // ID_BYTES
-            self.tokens.padded += batch.num_rows * batch.width - sum(map(len, together)) // ID_BYTES
-            for ids, prefix in zip(together, made, strict=True):
-                found[ids] = prefix
-                self._states.put(ids, prefix)
+            self.tokens.reused += before
+            self.tokens.padded += batch.num_rows * batch.width - sum(one.num_tokens for one in together)
+            for beginning, prefix in zip(together, made, strict=True):
+                found[beginning] = prefix
+                self._states.put(beginning.key, prefix)
         return found
 
     def _score(
@@ -220,12 +249,12 @@ class Engine:
     def _capture(self, body: FastBody, config: Config) -> None:
         """Have the graphs made that this device and these limits call for; with `--fast-start` the common ones now."""
         torch.backends.cuda.enable_cudnn_sdp(False)  # wrong with masks that are not square, seen by others
-        shapes = graph_shapes(CUDA_LADDER, config.max_batch_tokens, config.max_batch_rows, body.max_tokens)
-        body.use_graphs(CudaBackend(self.device), CUDA_LADDER, shapes, config.graph_memory_mb << 20)
-        self._limits = Limits(config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
-        self._suffix_limits = Limits(
-            config.max_batch_tokens, config.max_batch_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows
-        )
+        max_tokens, max_rows = config.max_batch_tokens, self._max_rows(config)
+        shapes = graph_shapes(CUDA_LADDER, max_tokens, max_rows, body.max_tokens)
+        backend, max_bytes = CudaBackend(self.device), config.graph_memory_mb << 20
+        body.use_graphs(backend, CUDA_LADDER, shapes, max_bytes)
+        self._limits = Limits(max_tokens, max_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
+        self._suffix_limits = Limits(max_tokens, max_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows)
         assert body.graphs is not None
         graphs, said = body.graphs, time.monotonic()
         while graphs.waiting and not (config.fast_start and not graphs.waiting[0].is_common):
@@ -234,10 +263,15 @@ class Engine:
                 said = time.monotonic()
                 logger.info("capturing graphs: %d of %d", len(graphs.ready), len(shapes))
         logger.info("graphs: %s", graphs.describe())
+        if self.tower is not None:
+            self.tower.use_graphs(backend, GRAPH_TOLERANCE, max_bytes - graphs.num_bytes)
+            while not config.fast_start and self.tower.graphs is not None and self.tower.graphs.capture_next():
+                pass
 
     def idle(self) -> bool:
         """A little of what was left for later; called while no request waits. Returns whether more is left."""
-        return self._graphs is not None and self._graphs.capture_next()
+        all_graphs = (self._graphs, self.tower.graphs if self.tower else None)
+        return any(graphs.capture_next() for graphs in all_graphs if graphs is not None)
 
     def _measure(self, readout: Readout) -> CostModel:
         """What a pass costs, by the time passes take, and on a CPU with how many threads. Starting one is rounded to a
@@ -273,6 +307,33 @@ def load_body(
                 raise StartupError(f"--backend fast does not cover this checkpoint ({err}); use transformers") from None
             logger.info("backend: transformers, since the fast one does not cover this checkpoint: %s", err)
     return LibraryBody(checkpoint.folder, device, choice.dtype, readout)
+
+
+def load_tower(
+    checkpoint: Checkpoint, body: Body, config: Config, device: torch.device, dtype: torch.dtype
+) -> tuple[Tower | None, str]:
+    """The vision tower, given to the body too, or why there is none. Raises `StartupError` for a broken one."""
+    if not config.images:
+        return None, "the server was started with --no-images"
+    if not isinstance(body, FastBody):
+        return None, "--backend transformers reads text only"
+    ladder = PICTURE_LADDER if device.type == "cuda" and config.graph_memory_mb else Ladder()
+    max_pictures = 1 if config.batch_invariant else PICTURE_LADDER.rows[-1]
+    try:
+        body.tower = Tower.load(
+            checkpoint.folder,
+            device,
+            dtype,
+            max_pixels=config.max_pixels,
+            cost=CostModel(launch_s=LAUNCH_PATCHES[device.type], token_s=1),
+            limits=Limits(MAX_PATCHES, max_pictures, ladder.widths, ladder.rows),
+            cache_bytes=config.image_cache_mb << 20,
+        )
+    except qwen3_5.UnsupportedModel as err:
+        return None, str(err)
+    except (qwen3_5.BadWeights, SafetensorError) as err:
+        raise StartupError(f"{checkpoint.folder} cannot be loaded: {err}; --no-images serves text only") from None
+    return body.tower, ""
 
 
 def choose_device(asked: str) -> torch.device:

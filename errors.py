@@ -158,3 +158,16 @@ class WorkerDead(ApiError):
 
 class InternalError(ApiError):
     """Our fault, and only ours; the message holds no internals."""
+
+
+def explain(detail: object) -> str:
+    """What the `detail` of an error body says, in one line; it may come from any server."""
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        first = detail[0]
+        place = ".".join(map(str, first.get("loc", [])[1:]))
+        where = f"character {place}" if first.get("type") == "json_invalid" else place
+        more = f" (and {len(detail) - 1} more)" if len(detail) > 1 else ""
+        return f"{where}: {first.get('msg')}{more}" if where else f"{first.get('msg')}{more}"
+    if isinstance(detail, dict) and "message" in detail:
+        return str(detail["message"])
+    return str(detail)

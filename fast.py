@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -21,8 +21,9 @@ from heads import Head, LabelHead, PointerHead
 from inputs import Inputs, Sizes, count_reads, count_scores, empty_inputs, make_inputs
 from plan import first_fit
 from prefix import Prefix, Room, stack
-from prompt import Row
+from prompt import Beginning, Row, Shown, shift
 from template import Readout
+from tower import Tower
 from weights import SafetensorsReader
 
 DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
@@ -50,8 +51,15 @@ CUDA_LADDER = Ladder(
     reads=32,
     scores=32,
 )
+# The same for the vision tower: pictures in a pass, and their patches. 256 are a picture of 256 x 256 pixels, 784 the
+# default of --max-pixels. Without graphs pictures of one size run together, unpadded.
+PICTURE_LADDER = Ladder(rows=(1, 2, 4, 8), widths=(256, 400, 576, 784, 1024, 1600, 2304, 4096))
+MAX_PATCHES = 8192  # of one pass of the tower
 COMMON_ROWS, COMMON_WIDTH, COMMON_PAST = 8, 512, 512  # what `--fast-start` waits for
 MAX_PAST_TOKENS = 1 << 16  # before the rows of one pass: keys and values are laid out for each of them
+
+
+Pictures = Sequence[tuple[Shown, ...]]  # of each row, counted from the first token that is computed
 
 
 class Shape(NamedTuple):
@@ -124,13 +132,15 @@ class FastBody:
             self._head = PointerHead.load(folder, self.hidden_size, device)
         self.ladder = Ladder()
         self.graphs: Graphs[Shape, Buffers] | None = None
+        self.tower: Tower | None = None
 
-    def begin(self, beginnings: Sequence[bytes], past: Prefix | None = None) -> list[Prefix]:
-        """What these tokens, int32, leave behind: a prefix of one row each. past, of one row, comes before them."""
-        rows = [torch.frombuffer(bytearray(ids), dtype=torch.int32) for ids in beginnings]
+    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
+        """What these tokens leave behind: a prefix of one row each. past, of one row of text, comes before them."""
+        rows = [torch.frombuffer(bytearray(beginning.ids), dtype=torch.int32) for beginning in beginnings]
+        pictures = [beginning.pictures for beginning in beginnings]
         lengths = [len(row) for row in rows]
         graph = None
-        if self.graphs is not None and past is None:
+        if self.graphs is not None and past is None and not any(pictures):
             shape = Shape("begin", first_fit(self.ladder.rows, len(rows)), first_fit(self.ladder.widths, max(lengths)))
             graph = self.graphs.find(shape)
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
@@ -143,7 +153,7 @@ class FastBody:
             made = unflatten(graph.replay())
         else:
             on_device = torch.tensor(lengths, device=self._device)
-            made = self._begin(ids.to(self._device), on_device, past)
+            made = self._begin(ids.to(self._device), on_device, past, pictures)
         before = 0 if past is None else past.num_tokens
         if len(rows) == 1 and graph is None:
             return [made]
@@ -154,7 +164,8 @@ class FastBody:
 
         prefixes: what comes before each row, one row each; the row's first tokens are in it."""
         starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(rows)
-        graph = self._graph_for(rows, starts)
+        pictures = [shift(row.pictures, start) for row, start in zip(rows, starts, strict=True)]
+        graph = None if any(pictures) else self._graph_for(rows, starts)
         if graph is not None:
             inputs = make_inputs(rows, starts, graph.buffers.inputs.sizes)
             for buffer, tensor in zip(graph.buffers.inputs.tensors(), inputs.tensors(), strict=True):
@@ -166,7 +177,7 @@ class FastBody:
         if prefixes:
             is_one = all(prefix is prefixes[0] for prefix in prefixes)
             past = prefixes[0] if is_one else stack(prefixes)
-        return self._score(make_inputs(rows, starts).map(lambda tensor: tensor.to(self._device)), past)
+        return self._score(make_inputs(rows, starts).map(lambda tensor: tensor.to(self._device)), past, pictures)
 
     def _graph_for(self, rows: Sequence[Row], starts: Sequence[int]) -> Graph[Buffers] | None:
         if self.graphs is None:
@@ -180,28 +191,26 @@ class FastBody:
             return self.graphs.find(Shape("continue", num_rows, first_fit(self.ladder.suffix_widths, width), past))
         return self.graphs.find(Shape("whole", num_rows, first_fit(self.ladder.widths, width)))
 
-    def _score(self, inputs: Inputs, past: Prefix | None) -> Tensor:
-        positions = inputs.starts.unsqueeze(1) + torch.arange(inputs.ids.shape[1], device=inputs.ids.device)
-        hidden, _ = qwen3_5.forward(
-            self._spec, self._weights, positions=positions, input_ids=inputs.ids, read=inputs.reads, prefix=past
-        )
+    def _score(self, inputs: Inputs, past: Prefix | None, pictures: Pictures = ()) -> Tensor:
+        tokens = self._tokens(inputs.ids, inputs.starts, pictures)
+        hidden, _ = qwen3_5.forward(self._spec, self._weights, **tokens, read=inputs.reads, prefix=past)
         return self._head.scores(hidden, inputs.score_reads, inputs.score_others)
 
-    def _begin(self, ids: Tensor, lengths: Tensor, past: Prefix | None) -> Prefix:
-        start = 0 if past is None else past.num_tokens
-        positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
+    def _begin(self, ids: Tensor, lengths: Tensor, past: Prefix | None, pictures: Pictures = ()) -> Prefix:
+        starts = torch.full(ids.shape[:1], 0 if past is None else past.num_tokens, device=ids.device)
+        tokens = self._tokens(ids, starts, pictures)
         mind = lengths if len(ids) > 1 or self.graphs is not None else None
-        _, prefix = qwen3_5.forward(
-            self._spec,
-            self._weights,
-            positions=positions,
-            input_ids=ids,
-            lengths=mind,
-            prefix=past,
-            want_prefix=True,
-        )
+        _, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, lengths=mind, prefix=past, want_prefix=True)
         assert prefix is not None
         return prefix
+
+    def _tokens(self, ids: Tensor, starts: Tensor, pictures: Pictures) -> dict[str, Any]:
+        """What the forward is given: ids, or embeddings where a row shows a picture, and positions from `starts` on."""
+        if any(pictures):
+            assert self.tower is not None
+            embeds, positions = self.tower.inputs(ids, starts, pictures, self._weights.embed)
+            return {"embeds": embeds, "positions": positions}
+        return {"input_ids": ids, "positions": starts.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)}
 
     def use_graphs(self, backend: Backend, ladder: Ladder, shapes: Sequence[Shape], max_bytes: int) -> None:
         """Have passes of these shapes captured, the common ones first; `graphs.capture_next` captures one."""

@@ -21,9 +21,10 @@ import framing
 from access import Access
 from config import Config
 from decider import Decider
-from errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, Overloaded
+from errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, Overloaded, ShuttingDown
 from listener import Count, Listener
 from metrics import NONE, OTHER, Metrics, Record
+from stream import Disconnected, Stream
 
 logger = logging.getLogger("server")
 
@@ -102,10 +103,13 @@ class Handler(BaseHTTPRequestHandler):
         self.config = self.server.config
         self.decider = self.server.decider
         self.connection = self.request
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.stream = framing.Stream(self.connection, send_timeout_s=self.config.read_timeout_s)
+        if self.connection.family != socket.AF_UNIX:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.stream = Stream(self.connection, send_timeout_s=self.config.read_timeout_s)
+        self.server.streams.add(self.stream)
 
     def finish(self) -> None:
+        self.server.streams.discard(self.stream)
         self.stream.close()
 
     def handle_one_request(self) -> None:
@@ -122,34 +126,41 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 self.head: framing.Head | None = None
                 self.route: Route | None = None
+                self.client = 0  # the number of its key
                 self.record = Record(f"req_{os.urandom(16).hex()}", time.monotonic())
                 self._send(self._answer())
             finally:
                 self.server.requests.leave()
             if self.close_connection:
                 self.stream.linger()
-        except framing.Disconnected:
+        except Disconnected:
             self.close_connection = True
 
     def _answer(self) -> Reply:
         """The border: whatever goes wrong in one request ends here as a reply. Only Disconnected passes."""
         try:
-            raw_head = self.stream.read_head()
-            if raw_head.startswith(b"HEAD "):
-                self.record.method = "HEAD"  # its refusal too has no body
-            self.head = framing.parse_head(raw_head)
+            self.head = framing.parse_head(self._read_head())
             return self._route(self.head)
         except ApiError as err:
             if self.record.error == NONE:
                 self.record.error = err.error_type
             return as_reply(err)
-        except framing.Disconnected:
+        except Disconnected:
             raise
         except Exception:
-            logger.exception("request: id=%s failed", self.record.request_id)
+            logger.exception("request failed", extra={"fields": {"id": self.record.request_id}})
             self.close_connection = True
             self.record.error = InternalError.error_type
             return as_reply(InternalError("the server failed to answer this request; its log says why"))
+
+    def _read_head(self) -> bytes:
+        raw_head = b""
+        try:
+            raw_head = self.stream.read_head()
+        finally:
+            if (raw_head or self.stream.peek(5)).startswith(b"HEAD "):
+                self.record.method = "HEAD"  # its refusal too has no body
+        return raw_head
 
     def _route(self, head: framing.Head) -> Reply:
         record, access = self.record, self.server.access
@@ -171,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
             raise MethodNotAllowed(route.methods)
         access.require_known_name(head, is_page=route.is_page)
         if route.needs_key:
-            access.require_key(head)
+            self.client = access.require_key(head)
         return route.answer(self, head)
 
     def _send(self, reply: Reply) -> None:
@@ -211,9 +222,18 @@ class HttpServer(Listener):
         self.metrics = Metrics(self.read_facts)
         self.idle_timeout_s = config.idle_timeout_s
         self.requests = Count()  # from a request's first byte to the end of its answer
+        self.streams: set[Stream] = set()  # of open connections
         self._body_bytes = Count()  # request bodies in memory, as sent and decompressed
         self.is_stopping = False
         super().__init__(config, Handler)
+
+    def refusal_headers(self) -> dict[str, str]:
+        return self.access.cors_headers(None)
+
+    def stop_receiving(self) -> None:
+        """End idle connections; requests that have not arrived are told that the server shuts down."""
+        for stream in self.streams.copy():
+            stream.stop_receiving(ShuttingDown("the server is shutting down", retry_after_s=1))
 
     def read_facts(self) -> dict[str, Any]:
         """What `/health` says, and what the listener knows."""

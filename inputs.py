@@ -66,7 +66,7 @@ def make_inputs(rows: Sequence[Row], starts: Sequence[int], least: Sizes = (0, 0
     for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
         ids = torch.frombuffer(row.input_ids, dtype=torch.int32)
         inputs.ids[index, : row.num_tokens - start] = ids[start:]
-        inputs.starts[index] = start
+        inputs.starts[index] = row.position(start)
         reads = [place - start for read in row.reads for place in read.positions]
         made_of = list(_score_parts(row))
         inputs.reads[index, : len(reads)] = torch.tensor(reads)

@@ -16,7 +16,7 @@ from errors import StartupError
 from heads import Head, LabelHead, PointerHead
 from inputs import Inputs, make_inputs
 from prefix import Prefix
-from prompt import Row
+from prompt import Beginning, Row
 from template import Readout
 
 DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
@@ -54,7 +54,7 @@ class LibraryBody:
         if readout == "pointer":
             self._head = PointerHead.load(folder, self.hidden_size, device)
 
-    def begin(self, beginnings: Sequence[bytes], past: Prefix | None = None) -> list[Prefix]:
+    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
         raise NotImplementedError
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor:

@@ -279,6 +279,7 @@ def document() -> Object:
             "/health": {"get": health},
             "/livez": {"get": _operation("Liveness", _response("Leave it running.", _reference("Alive")), (503,))},
             "/metrics": {"get": _operation("Figures for Prometheus", _response("Text.", text, None, "text/plain"))},
+            "/": {"get": _operation("The playground", _response("A page.", text, None, "text/html"))},
             "/openapi.json": {"get": _operation("This document", _response("It.", {"type": "object"}))},
         },
         "components": {

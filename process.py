@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import threading
 import time
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,12 @@ class LineFormatter(logging.Formatter):
         if fields:
             shown = [f"{k}={v:.2f}" if type(v) is float else f"{k}={v}" for k, v in fields.items()]
             line = f"{line}: {' '.join(shown)}"
-        return line if line.isprintable() else "".join(map(_printable, line))
+        return printable(line)
+
+
+def printable(text: str) -> str:
+    """The text in one line: what would end it, or make a terminal do something, as an escape."""
+    return text if text.isprintable() else "".join(map(_printable, text))
 
 
 def _printable(char: str) -> str:
@@ -76,26 +82,30 @@ class LineHandler(logging.Handler):
 class StopSignal:
     """What the main thread waits for: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
 
-    A pipe, because threading.Event.set() in a signal handler can deadlock on the lock that wait() holds.
+    Signals come through a pipe to a thread of their own. The main thread cannot be relied on: a signal that the system
+    delivers to another thread does not interrupt what it waits for.
     """
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe()
-        self._has_come = False
+        """Main thread only, as Python has it."""
+        self._given = threading.Event()
+        read_fd, write_fd = os.pipe()
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._on_signal)  # also needed as PID 1, which has no default action
+            signal.signal(signum, lambda *_: None)  # also needed as PID 1, which has no default action
+        threading.Thread(target=self._listen, args=(read_fd,), name="signals", daemon=True).start()
 
-    def _on_signal(self, signum: int, _: object) -> None:
-        if self._has_come:
-            os._exit(128 + signum)
-        self._has_come = True
+    def _listen(self, read_fd: int) -> None:
+        os.read(read_fd, 1)
         self.give()
+        os._exit(128 + os.read(read_fd, 1)[0])
 
     def give(self) -> None:
-        os.write(self._write_fd, b"\0")
+        self._given.set()
 
     def wait(self) -> None:
-        os.read(self._read_fd, 1)
+        self._given.wait()
 
 
 def set_up_logging(*, is_verbose: bool, as_json: bool = False) -> None:

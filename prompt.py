@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import string
 from array import array
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
 from template import DecisionFormat, Writer
-from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, strip_fences
+from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, picture_mark, strip_fences
 from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
 
+if TYPE_CHECKING:
+    from images import Picture  # a server of text only never loads it
+
+ID_BYTES = 4  # of a token id, int32
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
 VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # what these have in common is the template's
 MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
@@ -28,29 +33,99 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureTokens:
+    """How a checkpoint shows a picture: `start`, then one `pad` for each of its embeddings, then `end`."""
+
+    start: int
+    pad: int
+    end: int
+
+    def ids(self, picture: Picture) -> array[int]:
+        return array("i", [self.start, *[self.pad] * picture.num_tokens, self.end])
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A picture in a row."""
+
+    start: int  # where its embeddings begin
+    picture: Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first tokens of rows, and what is to be seen in their pictures."""
+
+    ids: bytes  # int32
+    pictures: tuple[Shown, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+    @property
+    def key(self) -> bytes:
+        """Beginnings with the same key leave the same behind."""
+        return b"".join((self.ids, *(shown.picture.digest for shown in self.pictures)))
+
+    def after(self, num_tokens: int) -> Beginning:
+        """Without its first tokens, among which is no picture."""
+        return Beginning(self.ids[num_tokens * ID_BYTES :], shift(self.pictures, num_tokens))
+
+
+def shift(pictures: Iterable[Shown], start: int) -> tuple[Shown, ...]:
+    """Those from token `start` on, counted from there."""
+    return tuple(Shown(shown.start - start, shown.picture) for shown in pictures if shown.start >= start)
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One prompt as the model sees it."""
 
     input_ids: array[int]
     reads: tuple[Read, ...]  # one a question, in the order of the request
     num_shared: int = 0  # leading tokens that other questions about the same state have too
+    pictures: tuple[Shown, ...] = ()  # in order; none stands across the end of the shared tokens
 
     @property
     def num_tokens(self) -> int:
         return len(self.input_ids)
 
     @property
+    def num_image_tokens(self) -> int:
+        return sum(shown.picture.num_tokens for shown in self.pictures)
+
+    @property
     def key(self) -> Hashable:
         """Rows with the same key have the same scores."""
-        return self.input_ids.tobytes(), self.reads
+        return self.input_ids.tobytes(), self.reads, self.pictures
+
+    def beginning(self) -> Beginning:
+        """Its `num_shared` first tokens."""
+        pictures = tuple(shown for shown in self.pictures if shown.start < self.num_shared)
+        return Beginning(self.input_ids[: self.num_shared].tobytes(), pictures)
+
+    def position(self, place: int) -> int:
+        """Where M-RoPE has the token at `place`, which is not inside a picture: a picture takes up its longer side."""
+        before = (shown.picture for shown in self.pictures if shown.start < place)
+        return place - sum(picture.num_tokens - picture.span for picture in before)
 
 
 class Prompter:
     """Renders requests. Immutable after the start, so any thread may call `render`."""
 
-    def __init__(self, tokenizer: Any, decision: DecisionFormat, *, max_tokens: int, encoding: str = "auto") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        decision: DecisionFormat,
+        *,
+        max_tokens: int,
+        encoding: str = "auto",
+        picture_tokens: PictureTokens | None = None,
+    ) -> None:
         """`tokenizer` is a fast tokenizer of transformers. Raises `StartupError` if prompts cannot be made with it."""
         self.decision = decision
+        self._picture_tokens = picture_tokens
         self.max_tokens = max_tokens
         self.encodings = tuple(decision.templates) or ("per_question",)
         self.encoding = decision.default_encoding if encoding == "auto" else encoding
@@ -62,8 +137,11 @@ class Prompter:
         self._writer = Writer(tokenizer, decision, self._tokens.fence, self._labels.names)
         self._check_templates()
 
-    def render(self, request: Request) -> list[Row]:
-        """One row a question, or one for all. Raises `InvalidRequest`, `TooManyTokens` or `BadRequest`."""
+    def render(self, request: Request, pictures: Sequence[Picture] = ()) -> list[Row]:
+        """One row a question, or one for all; picture i is shown where the request has its mark.
+
+        Raises `InvalidRequest`, `TooManyTokens` or `BadRequest`.
+        """
         encoding = request.encoding or self.encoding
         if encoding not in self.encodings:
             raise InvalidRequest.at(
@@ -72,9 +150,15 @@ class Prompter:
         self._labels.check_counts(request.questions)
         state = self._tokens.fence(request.state)
         state_text = self._writer.state_text(encoding, state) if encoding in self._separable else None
+        if request.tail:
+            state = _with_tail(state if state_text is None else state_text, request.tail)
+            state_text = None if state_text is None else state
         memo = Memo()  # the questions of a request share most of their text
         groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
-        return [self._row(*self._writer.write(encoding, state, state_text, group), group, memo) for group in groups]
+        return [
+            self._row(*self._writer.write(encoding, state, state_text, group), group, memo, pictures)
+            for group in groups
+        ]
 
     def beginnings(self) -> list[bytes]:
         """For each encoding, the tokens (int32) that every prompt starts with, whatever is asked about what."""
@@ -87,17 +171,31 @@ class Prompter:
             found.append(array("i", [tokens[0] for tokens in same]).tobytes())
         return found
 
-    def _row(self, text: str, num_shared_chars: int, questions: tuple[Question, ...], memo: Memo) -> Row:
+    def _row(
+        self,
+        text: str,
+        num_shared_chars: int,
+        questions: tuple[Question, ...],
+        memo: Memo,
+        pictures: Sequence[Picture] = (),
+    ) -> Row:
         limit = self.max_tokens
+        num_image_tokens = sum(
+            text.count(picture_mark(index)) * picture.num_tokens for index, picture in enumerate(pictures)
+        )
+        if num_image_tokens > limit:
+            raise TooManyTokens(f"the pictures of one prompt take {num_image_tokens} tokens; the limit is {limit}")
+        picture_ids = [self._picture_tokens.ids(picture) for picture in pictures] if self._picture_tokens else []
         if len(text) > limit * LONG_CHARS_PER_TOKEN:  # do not tokenise 32 MiB to say that they are too many
-            count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], Memo())[0])
+            count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], Memo(), 0, picture_ids).ids)
             if count > limit + MAX_CUT_TOKENS:
                 raise TooManyTokens(f"the prompt has over {count} tokens; the limit is {limit}")
-        input_ids, marks, num_shared = self._tokens.encode(text, memo, num_shared_chars)
+        input_ids, marks, num_shared, shown = self._tokens.encode(text, memo, num_shared_chars, picture_ids)
         if len(input_ids) > limit:
             raise TooManyTokens(f"the prompt has {len(input_ids)} tokens; the limit is {limit}")
         reads = self._reads(questions, marks or [len(input_ids)])
-        return Row(input_ids, reads, min(num_shared, reads[0].positions[0]))
+        places = tuple(Shown(start + 1, pictures[index]) for start, index in shown)
+        return Row(input_ids, reads, min(num_shared, reads[0].positions[0]), places)
 
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:
         """`marks` are the numbers of tokens before each sentinel; what is read is the token before it."""
@@ -137,6 +235,11 @@ class Prompter:
                     raise StartupError(
                         f"the {encoding} template rewrites client text or builds control tokens around it"
                     )
+
+
+def _with_tail(state: Any, tail: str) -> str:
+    text = state if isinstance(state, str) else json.dumps(state, ensure_ascii=False, separators=(",", ":"))
+    return f"{text}\n{tail}" if text else tail
 
 
 def _sample_questions(text: str) -> tuple[Question, ...]:

@@ -8,6 +8,7 @@ import time
 import framing
 import metrics
 import openapi
+import page
 from decider import Pending
 from errors import BadRequest, WorkerDead
 from handler import Handler, Reply, Route, as_json
@@ -40,7 +41,7 @@ def _submit(handler: Handler, head: framing.Head, bodies: contextlib.ExitStack) 
     if content is not body:
         server.hold_body(len(content), bodies)
     handler.record.stages_ms["read"] = (time.monotonic() - handler.record.started) * 1e3
-    return handler.decider.submit(content, head.headers.get("content-type", ""))
+    return handler.decider.submit(content, head.headers.get("content-type", ""), handler.client)
 
 
 def _wait(handler: Handler, pending: Pending) -> None:
@@ -89,6 +90,11 @@ def show_openapi(_: Handler, __: framing.Head) -> Reply:
     return Reply(openapi.encoded())
 
 
+def show_page(_: Handler, __: framing.Head) -> Reply:
+    content, headers = page.load()
+    return Reply(content, headers=headers, content_type="text/html; charset=utf-8")
+
+
 ROUTES: dict[str, Route] = {
     path: route
     for route in (
@@ -98,6 +104,7 @@ ROUTES: dict[str, Route] = {
         Route("/livez", "GET", check_alive, is_probed=True),
         Route("/metrics", "GET", show_metrics, is_probed=True),
         Route("/openapi.json", "GET", show_openapi),
+        Route("/", "GET", show_page, is_page=True),
     )
     for path in (route.path, *route.aliases)
 }

@@ -17,7 +17,7 @@ from routes import ROUTES
 
 logger = logging.getLogger("server")  # not __name__: run as a program that would be "__main__"
 
-WRITE_GRACE_S = 2.0  # after the queue is done, handlers get this long to send what they have
+WRITE_GRACE_S = 2.0  # after the queue is done, handlers get this long to send what they have, and clients to read it
 EXIT_CONFIGURATION, EXIT_FAILURE = 2, 1
 
 
@@ -28,6 +28,16 @@ def announce(server: HttpServer) -> None:
         f"{key}={facts.get(key)}" for key in ("backend", "device", "dtype", "kernels", "encoding", "revision")
     )
     logger.info("serving %s at %s: %s", facts.get("model"), server.url, said)
+
+
+def warn_if_open(config: Config, url: str) -> None:
+    is_local = bool(config.uds) or config.host in ("127.0.0.1", "::1", "localhost")
+    if is_local:
+        return
+    if not config.api_keys:
+        logger.warning("ANYONE WHO REACHES %s MAY USE THIS SERVER: no API key is set (--api-key-file)", url)
+    elif not config.tls_cert:
+        logger.warning("keys and states cross the network in the clear: put TLS in front, or use --tls-cert")
 
 
 def watch(decider: Decider, stop: StopSignal) -> None:
@@ -43,7 +53,9 @@ def shut_down(server: HttpServer) -> int:
         logger.info("shutting down: new work is refused, queued work has %.1f s", server.config.drain_s)
         is_drained = decider.drain(server.config.drain_s)
         logger.info("shutting down: %s", "all work is finished" if is_drained else "some work was not finished")
-    server.requests.wait_none(WRITE_GRACE_S)
+    server.stop_accepting()
+    server.stop_receiving()
+    server.connections.wait_none(WRITE_GRACE_S)
     if not decider.dead.is_set():
         return 0
     if isinstance(decider.failure, StartupError):
@@ -69,14 +81,14 @@ def main(argv: Sequence[str], make_decider: Callable[[Config], Decider] = Decide
         return exit_code
     asked = f"backend={config.backend} device={config.device} dtype={config.dtype}"
     logger.info("listening at %s; loading %s: %s", server.url, config.served_name or config.model, asked)
-    if not (config.api_keys or config.host in ("127.0.0.1", "::1", "localhost")):
-        logger.warning("anyone who reaches %s may use this server: no API key is set", server.url)
+    warn_if_open(config, server.url)
     threading.Thread(target=server.serve_forever, name="accept", daemon=True).start()
     threading.Thread(target=watch, args=(decider, stop), name="watch", daemon=True).start()
     threading.Thread(target=announce, args=(server,), name="announce", daemon=True).start()
     decider.start()
     stop.wait()
     exit_code = shut_down(server)
+    server.remove_socket()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(exit_code)  # a worker inside a C++ call would abort the interpreter's own way out

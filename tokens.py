@@ -11,9 +11,9 @@ import functools
 import json
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -22,8 +22,14 @@ from errors import BadRequest, StartupError
 MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
 FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
 PROBE = "\ud802"  # stands for any client text while a template is checked
+FIRST_PICTURE, MAX_PICTURES = 0xD810, 16  # marks of pictures, lone surrogates too: no client can send one
 MAX_KEPT_TEXTS, MAX_KEPT_CHARS = 8192, 256  # 40 MB at the most
 _FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
+
+
+def picture_mark(index: int) -> str:
+    """Stands in a text where picture `index` of the request is shown."""
+    return chr(FIRST_PICTURE + index)
 
 
 def strip_fences(rendered: str) -> str:
@@ -38,6 +44,15 @@ class Memo:
     starts: dict[str, tuple[array[int], int]] = field(default_factory=dict)  # text -> ids of so many first chars
 
 
+class Encoded(NamedTuple):
+    """A prompt in tokens."""
+
+    ids: array[int]
+    marks: list[int]  # ids before each `<|mark|>`
+    num_shared: int  # ids that depend on nothing but the first characters, as many as were asked for
+    pictures: list[tuple[int, int]]  # where each one shown begins in `ids`, and which it is
+
+
 class ControlTokens:
     """The tokenizer with its control tokens kept apart from text."""
 
@@ -47,7 +62,8 @@ class ControlTokens:
         self._control = {content: id_ for content, id_ in added.items() if not content.isspace()}
         self._control_ids = frozenset(self._control.values())
         names = sorted([*self._control, MARK, SPLIT], key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, names)))
+        picture = f"[{picture_mark(0)}-{picture_mark(MAX_PICTURES - 1)}]"
+        self._pattern = re.compile("|".join((*map(re.escape, names), picture)))
         self._edges = frozenset(name[0] for name in names) | frozenset(name[-1] for name in names)
         self._names = names
         self._text = _text_tokenizer(tokenizer, self._control)
@@ -75,13 +91,15 @@ class ControlTokens:
                     return False
         return True
 
-    def encode(self, rendered: str, memo: Memo, num_shared_chars: int = 0) -> tuple[array[int], list[int], int]:
-        """The ids of a rendered prompt; the number of ids before each mark; and how many ids depend on nothing but the
-        first `num_shared_chars` characters."""
+    def encode(
+        self, rendered: str, memo: Memo, num_shared_chars: int = 0, pictures: Sequence[array[int]] = ()
+    ) -> Encoded:
+        """A rendered prompt in ids, those of `pictures[i]` in the place of picture i's mark."""
         text, fenced = _take_fences(rendered)
         shared_end = len(strip_fences(rendered[:num_shared_chars]))
         ids: array[int] = array("i")
         marks: list[int] = []
+        shown: list[tuple[int, int]] = []
         start = num_shared = next_fenced = 0
         for match in (*self._pattern.finditer(text), None):
             end = match.start() if match else len(text)
@@ -97,14 +115,18 @@ class ControlTokens:
             start, name = match.end(), match[0]
             while next_fenced < len(fenced) and fenced[next_fenced][1] <= match.start():
                 next_fenced += 1  # matches and fenced stretches come in order: one walk over both
-            if next_fenced < len(fenced) and fenced[next_fenced][0] < match.end():
+            index = ord(name[0]) - FIRST_PICTURE
+            if 0 <= index < MAX_PICTURES:
+                shown.append((len(ids), index))
+                ids += pictures[index]
+            elif next_fenced < len(fenced) and fenced[next_fenced][0] < match.end():
                 ids += self._encode_text(name, memo)  # a client wrote it, or part of it
             elif name == MARK:
                 marks.append(len(ids))
             elif name != SPLIT:
                 ids.append(self._control[name])
             num_shared = len(ids) if start <= shared_end else num_shared
-        return ids, marks, num_shared
+        return Encoded(ids, marks, num_shared, shown)
 
     def _encode_cut(self, text: str, cut: int, memo: Memo) -> tuple[array[int], int]:
         """The ids of `text`, and how many are of whole words before `cut`: those do not depend on what follows it.

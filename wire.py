@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from body import RepeatedKeys, read_json, read_multipart
 from errors import InvalidRequest
+from tokens import MAX_PICTURES
 
 MAX_QUESTIONS = 512
 MAX_OPTIONS = 255
@@ -42,6 +43,7 @@ SIDES_ALLOWED = (
 )
 QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
 IMAGES_ALLOWED = "an object of pictures by name or an array of pictures"
+ASSETS_ALLOWED = "an object of pictures by placeholder"
 TYPE_ALLOWED = "'noul', 'choice' or 'score'"
 
 
@@ -81,6 +83,12 @@ def _sides(value: object) -> object:
 def _images(value: object) -> object:
     if not isinstance(value, (dict, list)):
         raise _must(IMAGES_ALLOWED, "images_type")
+    return value
+
+
+def _assets(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _must(ASSETS_ALLOWED, "assets_type")
     return value
 
 
@@ -138,7 +146,24 @@ Sides = Annotated[
         allOf=[{"not": {"required": pair}} for pair in (["true", "yes"], ["false", "no"])],
     ),
 ]
-Images = Annotated[Any, AfterValidator(_images), _schema(anyOf=[{"type": "object"}, {"type": "array"}])]
+Images = Annotated[
+    Any,
+    AfterValidator(_images),
+    _schema(
+        anyOf=[{"type": "object"}, {"type": "array"}],
+        description=f"At most {MAX_PICTURES} pictures by name or in a list, each base64, a data: URL or an object with "
+        "content_type and base64; shown where a text holds <image:NAME> or <image:N>, N from 1, else after the state.",
+    ),
+]
+Assets = Annotated[
+    Any,
+    AfterValidator(_assets),
+    _schema(
+        type="object",
+        description=f"At most {MAX_PICTURES} pictures by placeholder, each with type image and data_base64, or with "
+        "the part of a multipart/form-data body that holds its bytes; shown where a text holds the placeholder.",
+    ),
+]
 Options = Annotated[
     Any,
     AfterValidator(_options),
@@ -207,7 +232,7 @@ class Body(_Model):
     model: str | None = None
     encoding: Literal["joint", "per_question"] | None = None
     images: Images | None = None
-    assets: dict[str, Any] | None = None
+    assets: Assets | None = None
 
 
 _BODY = TypeAdapter(Body)
@@ -217,7 +242,6 @@ _ALLOWED = {  # what pydantic's own errors do not say
     ("questions",): QUESTIONS_ALLOWED,
     ("model",): "a string",
     ("encoding",): "'joint' or 'per_question'",
-    ("assets",): "an object of pictures by placeholder",
     ("choice", "criteria"): OPTIONS_ALLOWED,
     ("score", "criteria"): LEVELS_ALLOWED,
 }
@@ -243,6 +267,7 @@ class Request:
     images: Mapping[str, Any] | list[Any] | None = None
     assets: Mapping[str, Any] | None = None
     parts: Mapping[str, bytes] = field(default_factory=dict)
+    tail: str = ""  # marks of pictures that no text names: they are shown after the state
 
     @property
     def has_images(self) -> bool:

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3_5TextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5TextConfig,
+)
 
 STARTER = Path(__file__).resolve().parent.parent / "model"
 WEIGHT_SCALE = 4.0  # near-uniform attention, which small random weights give, hides bugs
@@ -40,7 +46,7 @@ JOINT_TEMPLATE = (
 )
 
 
-def make_tokenizer(num_pairs: int = 676) -> PreTrainedTokenizerFast:
+def make_tokenizer(num_pairs: int = 676, more_control: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """Byte-level BPE whose tokens include Yes, No, A to Z and the first `num_pairs` of AA to ZZ."""
     pairs = ["".join(pair) for pair in product(string.ascii_uppercase, repeat=2)][:num_pairs]
     corpus = ["Yes", "No", *pairs] * 3 + ["the state of the question is what the answer says it is"] * 20
@@ -57,15 +63,15 @@ def make_tokenizer(num_pairs: int = 676) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(
         corpus, trainers.BpeTrainer(vocab_size=1200, min_frequency=2, initial_alphabet=alphabet, show_progress=False)
     )
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in CONTROL_TOKENS])
+    control = (*CONTROL_TOKENS, *more_control)
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in PLAIN_ADDED_TOKENS])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
-def make_model(folder: Path, tokenizer: Any, **changes: Any) -> None:
-    torch.manual_seed(0)
-    shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
+def tiny_shape(vocab_size: int) -> dict[str, Any]:
+    return {
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 4,
@@ -85,14 +91,21 @@ def make_model(folder: Path, tokenizer: Any, **changes: Any) -> None:
             "mrope_section": [2, 1, 1],
             "mrope_interleaved": True,
         },
-        **changes,
     }
-    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**shape))
+
+
+def make_model(folder: Path, tokenizer: Any, **changes: Any) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**(tiny_shape(len(tokenizer)) | changes)))
+    scale_up(model)
+    model.save_pretrained(folder)
+
+
+def scale_up(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(WEIGHT_SCALE)
-    model.save_pretrained(folder)
 
 
 def make_chat_checkpoint(folder: Path) -> Path:
@@ -116,4 +129,65 @@ def make_decision_checkpoint(folder: Path, **decision: Any) -> Path:
     (folder / "decision.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "decision_template.jinja").write_text(PER_QUESTION_TEMPLATE, encoding="utf-8")
     (folder / "decision_template_joint.jinja").write_text(JOINT_TEMPLATE, encoding="utf-8")
+    return folder
+
+
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>")
+TINY_VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 64,
+}
+PREPROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},
+    "patch_size": 16,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+# What Qwen3.5's own chat template writes for the parts of a message
+VISION_CHAT_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ m['content'] }}",
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}",
+)
+
+
+def make_vision_model(vocab: dict[str, int], text: dict[str, Any], **vision: Any) -> Any:
+    config = Qwen3_5Config(
+        text_config=text,
+        vision_config=TINY_VISION | {"out_hidden_size": text["hidden_size"]} | vision,
+        image_token_id=vocab["<|image_pad|>"],
+        video_token_id=vocab["<|endoftext|>"],
+        vision_start_token_id=vocab["<|vision_start|>"],
+        vision_end_token_id=vocab["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = Qwen3_5ForConditionalGeneration(config).eval()
+    scale_up(model)
+    return model
+
+
+def make_vision_checkpoint(folder: Path, *, is_chat: bool = False) -> Path:
+    """Qwen3.5 with its vision tower: a chat model, or a decision checkpoint with readout `labels`."""
+    if is_chat:
+        folder.mkdir(exist_ok=True)
+    else:
+        make_decision_checkpoint(folder)
+    tokenizer = make_tokenizer(more_control=VISION_TOKENS)
+    if is_chat:
+        tokenizer.chat_template = VISION_CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    make_vision_model(tokenizer.get_vocab(), tiny_shape(len(tokenizer))).save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR), encoding="utf-8")
     return folder

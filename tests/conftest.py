@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import make_chat_checkpoint, make_decision_checkpoint
+from checkpoints import make_chat_checkpoint, make_decision_checkpoint, make_vision_checkpoint
 from live import Server
 
 
@@ -26,6 +26,19 @@ def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def labels_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Readout `labels`, with a template for each encoding."""
     return make_decision_checkpoint(tmp_path_factory.mktemp("labels"))
+
+
+@pytest.fixture(scope="session")
+def vision_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a vision tower."""
+    return make_vision_checkpoint(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture(scope="session")
+def seeing(vision_checkpoint: Path) -> Iterator[Server]:
+    """A server that takes pictures."""
+    with Server("--model", str(vision_checkpoint)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

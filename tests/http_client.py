@@ -8,6 +8,7 @@ import math
 import queue
 import re
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from errors import ApiError, DeadlineExceeded, InvalidRequest, Loading, Shutting
 from handler import HttpServer
 from routes import ROUTES
 
+CONTENT_TYPES = ("application/json", "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8")
 PATIENCE_S = 10.0  # a socket that says nothing for so long has failed the test
 
 
@@ -46,6 +48,7 @@ class FakePending:
     num_tokens: int = 7
     stages_ms: dict[str, float] = field(default_factory=lambda: {"parse": 0.125, "render": 0.25})
     deadline: float = math.inf
+    client: int = 0
 
 
 class FakeDecider:
@@ -101,7 +104,7 @@ class FakeDecider:
             return ShuttingDown("the server is shutting down", retry_after_s=2)
         return None if self.ready.is_set() else Loading("the model is loading", retry_after_s=3)
 
-    def submit(self, body: bytes, content_type: str) -> FakePending:
+    def submit(self, body: bytes, content_type: str, client: int) -> FakePending:
         error = self.unready()
         if error is not None:
             raise error
@@ -111,7 +114,7 @@ class FakeDecider:
             raise InvalidRequest.at((), "must be JSON in UTF-8", "json_invalid") from None
         if document == "boom":
             raise RuntimeError("a bug with a secret in its message")
-        pending = FakePending(body, content_type, deadline=time.monotonic() + self.config.timeout_s)
+        pending = FakePending(body, content_type, deadline=time.monotonic() + self.config.timeout_s, client=client)
         with self._idle:
             self._open.append(pending)
         self._rows.put(pending)
@@ -177,7 +180,7 @@ def parse_response(data: bytes, *, is_head: bool = False) -> tuple[Response, byt
         return Response(100, headers, b""), rest
     length = int(headers["content-length"])
     assert re.fullmatch(r"req_[0-9a-f]{32}", headers["x-typesafe-request-id"])
-    assert headers["content-type"] in ("application/json", "text/plain; version=0.0.4; charset=utf-8")
+    assert headers["content-type"] in CONTENT_TYPES
     body = b"" if is_head else rest[:length]
     if not is_head:
         assert len(body) == length
@@ -189,9 +192,17 @@ def parse_response(data: bytes, *, is_head: bool = False) -> tuple[Response, byt
 class Client:
     """One connection. `extra` of received bytes beyond the last response is kept."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, PATIENCE_S)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, address: tuple[str, int] | str, tls: ssl.SSLContext | None = None) -> None:
+        """`address`: (host, port), or the path of a Unix socket."""
+        if isinstance(address, str):
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(PATIENCE_S)
+            self.socket.connect(address)
+        else:
+            self.socket = socket.create_connection(address, PATIENCE_S)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="localhost", suppress_ragged_eofs=False)
         self._received = b""
 
     def __enter__(self) -> Client:
@@ -249,11 +260,11 @@ class Running:
     decider: FakeDecider
 
     @property
-    def address(self) -> tuple[str, int]:
-        return "127.0.0.1", self.http.server_port
+    def address(self) -> Any:
+        return self.http.config.uds or ("127.0.0.1", self.http.server_port)
 
-    def connect(self) -> Client:
-        return Client(self.address)
+    def connect(self, tls: ssl.SSLContext | None = None) -> Client:
+        return Client(self.address, tls)
 
     def wait_for_no_connection(self) -> None:
         """Until every handler has ended."""

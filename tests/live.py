@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,18 @@ PATIENCE_S = 120.0  # loading on a busy machine; nothing waits this long otherwi
 class Server:
     """`with Server("--encoding", "joint") as server: server.ask({...})`"""
 
-    def __init__(self, *flags: str, env: dict[str, str] | None = None, wait: bool = True) -> None:
+    def __init__(
+        self,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        wait: bool = True,
+        command: Sequence[str] = ("server.py", "--port", "0"),
+        cwd: Path = ROOT,
+    ) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
         self.process = subprocess.Popen(
-            [sys.executable, "server.py", "--port", "0", *flags],
-            cwd=ROOT,
+            [sys.executable, *command, *flags],
+            cwd=cwd,
             env={**clean, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -54,6 +62,11 @@ class Server:
             if match := re.search(pattern, line):
                 return match
         raise AssertionError(f"the server ended without {pattern!r}:\n{''.join(self.log)}")
+
+    def wait_log_end(self) -> None:
+        """Until all that a server which has ended logged is in `log`."""
+        while self._lines.get(timeout=PATIENCE_S):
+            pass
 
     def request(
         self, method: str, path: str, body: bytes | None = None, **headers: str

@@ -24,6 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
+        "images": {"PIL", "numpy", "torch"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -31,7 +32,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "wire": {"pydantic", "pydantic_core"},
         "access": set(),
-        "listener": set(),
+        "stream": set(),
         "checkpoint": {"huggingface_hub", "tqdm"},
         "batcher": set(),
         "qwen3_5": {"torch"},
@@ -40,12 +41,16 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
     {
         "template": {"transformers", "jinja2", "huggingface_hub"},
         "readout": set(),
+        "listener": set(),
+        "assets": set(),
+        "vision": {"torch"},
     },
     {
         "prompt": set(),
     },
     {
         "inputs": {"torch"},
+        "tower": {"torch", "numpy"},
         "tuning": {"torch"},
     },
     {
@@ -53,20 +58,34 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "library": {"torch", "safetensors", "transformers"},
     },
     {
-        "engine": {"torch"},
+        "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),
         "openapi": {"pydantic"},
+        "page": set(),
     },
     {
         "routes": set(),
     },
     {
         "server": set(),
+        "tool_files": {"tqdm"},
+        "tool_bench": {"rich"},
+        "tool_doctor": {"torch", "fla"},
+    },
+    {
+        "tool_ask": {"rich"},
+        "tool_batch": {"tqdm"},
+    },
+    {
+        "onepass": set(),
     },
 )
 ALLOWED = {name: packages for layer in LAYERS for name, packages in layer.items()}

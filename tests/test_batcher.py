@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import Batcher, RowQueue, Ticket
+from batcher import Batcher, RowQueue, Ticket, adapt_rows
 from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
@@ -77,8 +77,11 @@ def take(queue: RowQueue, max_rows: int = 4, max_tokens: int = 1000, now: float 
     return [entry.row.name for entry in queue.take_batch(max_rows=max_rows, max_tokens=max_tokens, now=now)]  # type: ignore[attr-defined]
 
 
-def queue_of(*requests: list[FakeRow]) -> tuple[RowQueue, list[Ticket]]:
-    queue, tickets = RowQueue(), [Ticket(request, deadline=100.0, queued_at=0.0) for request in requests]
+def queue_of(*requests: list[FakeRow], clients: str = "") -> tuple[RowQueue, list[Ticket]]:
+    """`clients`: whose each request is, a letter each."""
+    whose = clients or "-" * len(requests)
+    queue = RowQueue()
+    tickets = [Ticket(request, 100.0, 0.0, client) for request, client in zip(requests, whose, strict=True)]
     for ticket in tickets:
         queue.append(ticket)
     return queue, tickets
@@ -89,6 +92,13 @@ def test_requests_take_turns_a_row_each() -> None:
     assert take(queue) == ["a1", "b1", "c1", "a2"]
     assert take(queue) == ["c2", "a3", "a4", "a5"]
     assert queue.num_rows == 0
+
+
+def test_clients_take_turns_before_their_requests_do() -> None:
+    """One that sends many requests gets no more than one that sends a single one."""
+    queue, _ = queue_of(rows("a1", "a2"), rows("b1"), rows("c1", "c2"), rows("d1", "d2"), clients="xxxy")
+    assert take(queue, max_rows=8) == ["a1", "d1", "b1", "d2", "c1", "a2", "c2"]
+    assert (queue.num_rows, queue.num_rows_of("x"), queue.num_rows_of("y")) == (0, 0, 0)
 
 
 def test_the_token_budget_counts_padding() -> None:
@@ -121,12 +131,15 @@ def test_a_request_that_has_started_is_finished_whatever_its_deadline() -> None:
 
 @given(
     st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=6), max_size=8),
+    st.text("xyz", min_size=8, max_size=8),
     st.integers(1, 5),
     st.integers(1, 400),
 )
-def test_every_row_leaves_once_within_the_limits(lengths: list[list[int]], max_rows: int, max_tokens: int) -> None:
+def test_every_row_leaves_once_within_the_limits(
+    lengths: list[list[int]], clients: str, max_rows: int, max_tokens: int
+) -> None:
     requests = [[FakeRow(f"{i}.{j}", n) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
-    queue, _ = queue_of(*requests)
+    queue, _ = queue_of(*requests, clients=clients[: len(requests)])
     left = {row.name: row.num_tokens for request in requests for row in request}
     while queue.num_rows:
         names = take(queue, max_rows=max_rows, max_tokens=max_tokens)
@@ -163,6 +176,34 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
         assert "small" in model.batches[1]
 
 
+@pytest.mark.parametrize(
+    ("limit", "num_rows", "seconds", "next_limit"),
+    [
+        (32, 32, 0.4, 4),  # too long: as many as take 0.05 s
+        (32, 1, 0.4, 1),  # one long row
+        (4, 4, 0.05, 4),
+        (4, 4, 0.03, 6),
+        (4, 4, 0.001, 8),  # at most twice as many at a time
+        (32, 32, 0.001, 32),
+        (8, 3, 0.01, 8),  # no more waited
+        (1, 1, 0.03, 1),
+        (1, 1, 0.02, 2),
+        (1, 1, 0.0, 2),
+    ],
+)
+def test_a_batch_has_as_many_rows_as_its_time_allows(
+    limit: int, num_rows: int, seconds: float, next_limit: int
+) -> None:
+    assert adapt_rows(limit, num_rows, seconds, 0.05, 32) == next_limit
+
+
+def test_a_giant_whose_rows_take_long_gets_few_of_them_into_a_batch() -> None:
+    model = FakeModel()
+    with running(model, max_batch_s=1e-9) as batcher:
+        assert result(batcher.submit(rows(*"abcdefg"), WAIT_S)) == list("abcdefg")
+        assert model.batches == [["a", "b", "c", "d"], ["e"], ["f"], ["g"]]
+
+
 def test_a_request_is_admitted_whole_or_refused_whole() -> None:
     model = FakeModel(is_held=True)
     with running(model) as batcher:
@@ -176,6 +217,26 @@ def test_a_request_is_admitted_whole_or_refused_whole() -> None:
         assert batcher.describe()["queued_rows"] == 15
         batcher.submit(rows(*["y"] * 5), WAIT_S)
         assert isinstance(batcher.find_overload(1), Overloaded)
+
+
+def test_one_client_cannot_fill_the_queue() -> None:
+    model = FakeModel(is_held=True)
+    with running(model, max_client_rows=10) as batcher:
+        batcher.submit(rows("first"), WAIT_S)
+        assert model.started.acquire(timeout=WAIT_S)
+        held = batcher.submit(rows(*"abcdefgh"), WAIT_S, "greedy")
+        with pytest.raises(Overloaded, match="8 rows of this API key wait, at most 10 may") as caught:
+            batcher.submit(rows(*"ijk"), WAIT_S, "greedy")
+        assert caught.value.retry_after_s
+        assert 1 <= caught.value.retry_after_s < 30
+        batcher.submit(rows(*"ij"), WAIT_S, "greedy")
+        assert batcher.find_overload(1, "greedy")
+        assert batcher.find_overload(1) is None  # the server is ready all the same
+        batcher.submit(rows(*"0123456789"), WAIT_S, "modest")
+        with pytest.raises(Overloaded, match="the queue is full"):
+            batcher.submit(rows("k"), WAIT_S, "third")
+        batcher.cancel(held)
+        batcher.submit(rows(*"ijk"), WAIT_S, "greedy")
 
 
 def test_cancelling_frees_its_place_at_once() -> None:

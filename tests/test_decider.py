@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from checkpoint import open_checkpoint
 from config import Config
-from decider import Decider, Loaded
+from decider import Decider
 from errors import (
     ApiError,
     BadRequest,
@@ -31,6 +31,7 @@ from errors import (
     StartupError,
     WorkerDead,
 )
+from loading import Loaded
 from prompt import Prompter, Row
 from template import DecisionFormat
 
@@ -243,6 +244,41 @@ def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
         assert decider.answer(first[0]).num_rows == 512
 
 
+class HeldEngine(FakeEngine):
+    """Runs nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+
+    def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+        self.started.set()
+        assert self.gate.wait(WAIT_S)
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize(("keys", "num_admitted"), [(("a", "b"), 4), (("a", "a"), 5), (("a",), 5), ((), 5)])
+def test_where_there_are_several_keys_one_fills_only_its_part_of_the_queue(
+    keys: tuple[str, ...], num_admitted: int
+) -> None:
+    engine = HeldEngine()
+    questions = {str(n): {"type": "noul", "instructions": f"{n}?"} for n in range(128)}
+    many = json.dumps({"state": "x", "questions": questions, "encoding": "per_question"}).encode()
+    with running(engine, api_keys=keys, max_key_rows=512, max_queued_rows=640) as decider:
+        engine.gate.clear()
+        engine.started.clear()
+        decider.submit(body())  # its rows are in the model, and no longer wait
+        assert engine.started.wait(WAIT_S)
+        for _ in range(num_admitted):
+            decider.submit(many)
+        with pytest.raises(Overloaded):
+            decider.submit(many)
+        if num_admitted == 4:
+            decider.submit(many, client=1)
+        engine.gate.set()
+
+
 def test_health_tells_what_is_served_and_how() -> None:
     with running(served_name="mine") as decider:
         error, document = decider.health()
@@ -290,3 +326,53 @@ def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout) == [True, True]
+
+
+def test_a_decider_opens_and_closes_like_a_file() -> None:
+    questions = {"q": {"type": "noul", "instructions": "?"}}
+    with Decider(Config(), load=lambda _: loaded(FakeEngine())) as decider:
+        answer = decider.ask({"a": "é"}, questions, encoding="joint")
+        request = json.dumps({"state": {"a": "é"}, "questions": questions, "encoding": "joint"}).encode()
+        assert answer["answers"] == json.loads(decider.decide(request))["answers"]
+        with pytest.raises(InvalidRequest, match="NaN is not JSON"):
+            decider.ask({"a": math.nan}, questions)
+        with pytest.raises(TypeError):
+            decider.ask({"a": {1, 2}}, questions)
+    assert not decider._worker.is_alive()
+    with pytest.raises(ShuttingDown):
+        decider.ask("x", questions)
+
+
+def test_closing_fails_what_waits_and_lets_the_running_batch_end() -> None:
+    begun, gate = threading.Event(), threading.Event()
+
+    class Held(FakeEngine):
+        def forward(self, rows: list[Row]) -> list[list[list[float]]]:
+            if self.num_calls >= num_warm_up:
+                begun.set()
+                assert gate.wait(WAIT_S)
+            return super().forward(rows)
+
+    engine = Held()
+    num_warm_up = 10**9
+    with Decider(Config(max_batch_rows=1), load=lambda _: loaded(engine)) as decider:
+        num_warm_up = engine.num_calls
+        first, second = decider.submit(body()), decider.submit(body())
+        assert begun.wait(WAIT_S)
+        closing = threading.Thread(target=decider.close)
+        closing.start()
+        for pending in (first, second):
+            with pytest.raises(ShuttingDown):
+                decider.answer(pending)
+        assert decider._worker.is_alive()
+        gate.set()
+        closing.join(WAIT_S)
+        assert not decider._worker.is_alive()
+
+
+def test_a_decider_that_cannot_load_does_not_open() -> None:
+    def fail(_: Config) -> Loaded:
+        raise StartupError("no")
+
+    with pytest.raises(StartupError, match="no"):
+        Decider(Config(), load=fail).__enter__()

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint import open_checkpoint
 from config import Config
-from decider import Loaded, load
 from engine import Engine
 from errors import OutOfMemory, StartupError
+from loading import Loaded, load, warm_up
 from prompt import Row
 from wire import parse_request
 
@@ -182,6 +182,32 @@ def test_a_row_beside_one_fifty_times_longer_is_the_same(starter: Loaded) -> Non
     assert largest_difference([starter.engine.forward([small, giant])[0]], starter.engine.forward([small])) < TOLERANCE
 
 
+@pytest.fixture(scope="module")
+def invariant() -> Loaded:
+    return load(Config(backend="fast", batch_invariant=True))
+
+
+@pytest.fixture(scope="module")
+def invariant_library(labels_checkpoint: Path) -> Loaded:
+    return load(Config(model=str(labels_checkpoint), backend="transformers", batch_invariant=True))
+
+
+@pytest.mark.parametrize("name", ["invariant", "invariant_library"])
+def test_with_batch_invariant_an_answer_is_the_same_to_the_bit(name: str, request: pytest.FixtureRequest) -> None:
+    """Whatever shares the batch, in whatever order, whatever is in the cache."""
+    loaded: Loaded = request.getfixturevalue(name)
+    engine: Any = loaded.engine
+    rows = [*rows_of(loaded), *about(loaded, 70), *about(loaded, 150, seed=1), *about(loaded, 40, count=3)]
+    alone = [engine.forward([row])[0] for row in rows]
+    assert engine.describe()["batch_invariant"]
+    rng = random.Random(0)
+    for round_ in range(12):
+        if round_ % 3 == 0:
+            engine._states.clear()
+        chosen = rng.sample(range(len(rows)), rng.randint(2, len(rows)))
+        assert engine.forward([rows[index] for index in chosen]) == [alone[index] for index in chosen]
+
+
 def test_weights_that_are_not_all_there_are_not_served(copy: Path) -> None:
     weights = load_file(copy / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -229,8 +255,6 @@ def test_code_in_a_checkpoint_is_never_run(copy: Path) -> None:
 
 
 def test_a_model_whose_scores_are_not_numbers_never_becomes_ready(copy: Path) -> None:
-    from decider import warm_up
-
     head = load_file(copy / "head.safetensors")
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in head.items()}, copy / "head.safetensors")
     with pytest.raises(StartupError, match="scores are not numbers"):
@@ -372,7 +396,7 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
             "chunk_gated_delta_rule = fused_recurrent_gated_delta_rule = FusedRMSNormGated = broken\n"
         )
     code = (
-        "from config import Config; from decider import load, warm_up; import sys\n"
+        "from config import Config; from loading import load, warm_up; import sys\n"
         "loaded = load(Config(backend='transformers')); warm_up(loaded)\n"
         "print(loaded.engine.describe()['backend'], 'fla' in sys.modules)\n"
         "import fla; print(fla.broken.__name__)\n"

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import framing
 from errors import ApiError, BadRequest, RequestTooLarge
+from stream import Stream
 
 ALLOWED = {200, 400, 401, 404, 405, 408, 411, 413, 415, 422, 431, 503}
 
@@ -176,7 +177,7 @@ def test_chunks_cut_anywhere_come_back_joined(chunks: list[bytes], data: st.Data
     whole = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + wire + b"next"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     pieces = [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    stream = framing.Stream(cast(Any, CutSocket(pieces)), send_timeout_s=PATIENCE_S)
+    stream = Stream(cast(Any, CutSocket(pieces)), send_timeout_s=PATIENCE_S)
     assert stream.wait_request(PATIENCE_S, PATIENCE_S)
     assert stream.read_body(framing.parse_head(stream.read_head())) == b"".join(chunks)
     assert stream.wait_request(PATIENCE_S, PATIENCE_S)  # what follows is still there

@@ -133,6 +133,34 @@ MALFORMED = {  # name: (bytes, status); whatever follows them is never read as a
     "unknown path with a body": (post(b"{}", path="/nope"), 404),
     "wrong method with a body": (post(b"{}", path="/health"), 405),
     "PUT": (posted("Content-Length: 2").replace(b"POST", b"PUT"), 405),
+    "TRACE with a body": (lines("TRACE /health HTTP/1.1", "Host: x", "Content-Length: 2", body=b"{}"), 405),
+    "DELETE with a body": (lines("DELETE /health HTTP/1.1", "Host: x", "Content-Length: 2", body=b"{}"), 405),
+    "PATCH without a length": (lines("PATCH /health HTTP/1.1", "Host: x"), 405),
+    "OPTIONS with a body": (lines("OPTIONS /health HTTP/1.1", "Host: x", "Content-Length: 2", body=b"{}"), 200),
+    "length in an obsolete fold": (posted("Content-Length:", " 2"), 400),
+    "length after a NUL": (posted("Content-Length: \0" + "2"), 400),
+    "length and a sum of two": (posted("Content-Length: 2", "content-length:\t2"), 400),
+    "coding with a tab inside": (posted("Transfer-Encoding: chun\tked"), 400),
+    "coding and blank before colon": (posted("Transfer-Encoding : chunked", "Content-Length: 2"), 400),
+    "coding and an empty length": (posted("Transfer-Encoding: chunked", "Content-Length:"), 400),
+    "coding as a list with a gap": (posted("Transfer-Encoding: , chunked"), 400),
+    "coding identity": (posted("Transfer-Encoding: identity", "Content-Length: 2"), 400),
+    "expects, and too long": (posted("Content-Length: 33554433", "Expect: 100-continue", body=b""), 413),
+    "expects, to an unknown path": (post(b"{}", path="/nope", headers="Expect: 100-continue\r\n"), 404),
+    "expects, without a length": (posted("Expect: 100-continue", body=b""), 411),
+    "chunk size and a NUL": (chunked(b"2\0\r\n{}\r\n0\r\n\r\n"), 400),
+    "chunk end missing": (chunked(b"2\r\n{}0\r\n\r\n"), 400),
+    "chunk end, bare LF": (chunked(b"2\r\n{}\n0\r\n\r\n"), 400),
+    "chunk extension with a control character": (chunked(b"2;a=\x01\r\n{}\r\n0\r\n\r\n"), 400),
+    "negative chunk": (chunked(b"-2\r\n{}\r\n0\r\n\r\n"), 400),
+    "trailer field with a blank before its colon": (chunked(b"2\r\n{}\r\n0\r\nA : b\r\n\r\n"), 400),
+    "70 KB of trailers": (chunked(b"2\r\n{}\r\n0\r\n" + b"A: bbbbbbbb\r\n" * 6000), 431),
+    "101 trailers": (chunked(b"2\r\n{}\r\n0\r\n" + b"A: b\r\n" * 101 + b"\r\n"), 431),
+    "a body of one-byte chunks without end": (chunked(b"1\r\na\r\n" * 250_000), 413),
+    "http/1.0 with a body": (lines("POST /v1/systemone HTTP/1.0", "Content-Length: 2", body=b"{}"), 200),
+    "http/1.0 without a length": (lines("POST /v1/systemone HTTP/1.0"), 411),
+    "http/1.0, kept and closed": (lines("GET /health HTTP/1.0", "Connection: keep-alive, close"), 200),
+    "http/1.0 with a host that is none": (lines("GET /health HTTP/1.0", "Host: x/y"), 400),
     "asked to close": (lines("GET /health HTTP/1.1", "Host: x", "Connection: foo, Close"), 200),
     "http/1.0": (lines("GET /health HTTP/1.0"), 200),
 }
@@ -185,7 +213,7 @@ KEPT = {  # name: (bytes, status)
     "alias": (post(b"{}", path="/systemone?x"), 200),
     "doubled v1": (post(b"{}", path="/v1/v1/systemone"), 200),
     "absolute form": (get("http://example.com:80/health"), 200),
-    "absolute form without path": (get("HTTPS://example.com"), 404),
+    "absolute form without path": (get("HTTPS://example.com"), 200),
     "absolute form, broken": (get("http://[/health"), 400),
     "percent letter": (get("/%68ealth"), 200),
     "OPTIONS": (get("/v1/systemone", method="OPTIONS"), 200),
@@ -196,6 +224,21 @@ KEPT = {  # name: (bytes, status)
     "100 fields": (lines("GET /health HTTP/1.1", "Host: x", *["A: b"] * 99), 200),
     "60 KB field": (lines("GET /health HTTP/1.1", "Host: x", "A: " + "b" * 60_000), 200),
     "http/1.0 keep-alive": (lines("GET /health HTTP/1.0", "Connection: Keep-Alive"), 200),
+    "CONNECT": (lines("CONNECT example.com:443 HTTP/1.1", "Host: example.com:443"), 400),
+    "an upgrade that is not made": (
+        lines("GET /health HTTP/1.1", "Host: x", "Connection: Upgrade", "Upgrade: h2c"),
+        200,
+    ),
+    "another expectation": (post(b"{}", headers="Expect: 200-ok\r\n"), 200),
+    "a length with blanks around it": (posted("Content-Length: \t 2 \t"), 200),
+    "no chunk but the last": (chunked(b"0\r\n\r\n"), 422),
+    "one-byte chunks": (chunked(b"1\r\n1\r\n" * 1000 + b"0\r\n\r\n"), 200),
+    "GET of length 0": (lines("GET /health HTTP/1.1", "Host: x", "Content-Length: 0"), 200),
+    "OPTIONS of nothing": (get("/nope", method="OPTIONS"), 404),
+    "http/1.0 with a body, kept": (
+        lines("POST /v1/systemone HTTP/1.0", "Connection: keep-alive", "Content-Length: 2", body=b"{}"),
+        200,
+    ),
     "http/1.2": (lines("GET /health HTTP/1.2", "Host: x"), 200),
 }
 
@@ -216,6 +259,50 @@ def test_head_says_what_get_says_without_a_body(live: Running, path: str) -> Non
         full = client.send(get(path)).read()
         bare = client.send(get(path, method="HEAD")).read(is_head=True)
         assert bare.headers["content-length"] == full.headers["content-length"] == str(len(full.body))
+        assert client.is_kept()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (lines("HEAD /nope HTTP/1.1", "Host: x"), 404),
+        (lines("HEAD /v1/systemone HTTP/1.1", "Host: x"), 405),
+        (lines("HEAD /health HTTP/1.1"), 400),
+        (lines("HEAD /health HTTP/1.1", "Host: x", "A: " + "b" * 70_000), 431),
+        (lines("HEAD /health HTTP/2.0", "Host: x"), 400),
+    ],
+)
+def test_a_refusal_of_head_has_no_body_either(live: Running, request_bytes: bytes, status: int) -> None:
+    """Its length announces the body that GET would have got, and what follows is the next response."""
+    with live.connect() as client:
+        response = client.send(request_bytes).read(is_head=True)
+        assert response.status == status
+        assert int(response.headers["content-length"]) > 0
+        assert client.is_closed() if response.headers["connection"] == "close" else client.is_kept()
+
+
+@pytest.mark.parametrize("request_bytes", [get("/health"), get("/nope"), post(b"["), get("/health") + get("/livez")])
+def test_a_client_that_has_said_all_it_will_say_gets_its_answers(live: Running, request_bytes: bytes) -> None:
+    """Half-closed before the answers: `curl` and `nc -N` do that. A decision is given up: see below."""
+    with live.connect() as client:
+        client.send(request_bytes).socket.shutdown(socket.SHUT_WR)
+        for _ in range(request_bytes.count(b"Host")):
+            assert client.read().status in (200, 404, 422)
+        assert client.is_closed()
+
+
+def test_http_1_0_gets_no_continue(live: Running) -> None:
+    with live.connect() as client:
+        fields = ("Connection: keep-alive", "Content-Length: 2", "Expect: 100-continue")
+        client.send(lines("POST /v1/systemone HTTP/1.0", *fields))
+        assert not select.select([client.socket], [], [], 0.1)[0]
+        assert client.send(b"{}").read().status == 200
+        assert client.is_kept()
+
+
+def test_nothing_is_continued_that_has_begun(live: Running) -> None:
+    with live.connect() as client:
+        assert client.send(post(b"{}", headers="Expect: 100-continue\r\n")).read().status == 200
         assert client.is_kept()
 
 
@@ -298,6 +385,18 @@ def test_a_key_opens_the_routes_that_need_one(locked: Running, authorization: st
         assert response.headers["www-authenticate"] == "Bearer"
         assert response.error_type == "authentication_error"
         assert b"key2" not in response.body
+
+
+def test_who_calls_is_known_by_the_key(locked: Running) -> None:
+    for key, number in (("first-key", 0), ("second-key", 1)):
+        locked.decider.gate.clear()
+        with locked.connect() as client:
+            client.send(post(b"{}", headers=f"Authorization: Bearer {key}\r\n"))
+            locked.wait_for_requests(1)
+            assert locked.decider.told.get(timeout=PATIENCE_S) in ("queued", "running")
+            assert [pending.client for pending in locked.decider._open] == [number]
+            locked.decider.gate.set()
+            assert client.read().status == 200
 
 
 def test_a_key_is_asked_for_where_the_contract_says_so(locked: Running) -> None:
@@ -601,6 +700,19 @@ def test_a_browser_may_call_from_an_allowed_origin_only() -> None:
                 assert headers["vary"] == "Origin"
                 exposed = headers.get("access-control-expose-headers", "")
                 assert exposed == ("x-typesafe-request-id, retry-after, retry-after-ms" if is_allowed else "")
+
+
+@pytest.mark.parametrize(
+    ("origins", "told"),
+    [("*", "*"), ("https://a.example", "https://a.example"), ("https://a.example,https://b.example", None), ("", None)],
+)
+def test_a_refused_connection_may_be_read_where_only_one_origin_may(origins: str, told: str | None) -> None:
+    """The request is not read, so there is no Origin to go by."""
+    with serve(max_connections=1, allowed_origins=origins) as running, running.connect() as held:
+        held.send(b"GET")
+        running.wait_for_requests(1)
+        response = running.ask(get("/livez"))
+        assert (response.status, response.headers.get("access-control-allow-origin")) == (503, told)
 
 
 def test_a_preflight_is_answered_without_a_key() -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +189,20 @@ def test_the_schema_and_the_validation_agree(body: dict[str, Any]) -> None:
         is_valid = False
     event(f"valid: {is_valid}")
     assert BODY.is_valid(body) == is_valid, body
+
+
+def test_schemathesis_finds_nothing(locked: Server, tmp_path: Path) -> None:
+    """Some 200 requests made up from the document, right ones and wrong ones, the same at each run, in 20 s at most.
+
+    More of them, against a running server: `schemathesis run http://127.0.0.1:8017/openapi.json --max-examples 1000`
+    """
+    (tmp_path / "schemathesis.toml").write_text(
+        # What the schema allows may still be too long, or a picture that is none
+        '[checks]\npositive_data_acceptance.expected-statuses = ["2xx", "400"]\n'
+    )
+    command = [sys.executable, "-m", "schemathesis.cli", "run", f"{locked.url}/openapi.json", "--seed", "1"]
+    command += ["--max-examples", "10", "--max-time", "20", "--phases", "coverage,fuzzing"]
+    command += ["--header", "Authorization: Bearer sesame"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    assert re.search(r"\b\d\d+ generated", run.stdout), run.stdout[-500:]

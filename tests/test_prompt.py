@@ -134,7 +134,7 @@ def test_client_text_never_becomes_a_control_token(tokenizer: Any, text: str) ->
     control = {id_ for id_, token in tokenizer.added_tokens_decoder.items()}
     name = CONTROL_TOKENS[1] if tokenizer is TOKENIZER else "<|state|>"
     rendered = f"{name}{tokens.fence(text)}{MARK}{tokens.fence(text)}{SPLIT}{tokens.fence(text)}"
-    ids, marks, _ = tokens.encode(rendered, Memo())
+    ids, marks, _, _ = tokens.encode(rendered, Memo())
     assert [id_ for id_ in ids if id_ in control] == [tokenizer.convert_tokens_to_ids(name)]
     assert len(marks) == 1
     if tokenizer is STARTER_TOKENIZER:  # it has no normaliser, so not a byte is lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import pytest
 from http_client import PATIENCE_S, Client, get, post
+
+from metrics import STAGES
 
 PROGRAM = Path(__file__).resolve().parent / "http_client.py"
 
@@ -120,6 +123,44 @@ def test_a_second_signal_ends_it_at_once(signum: signal.Signals) -> None:
         assert program.end()[0] == 128 + signum
 
 
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_a_signal_that_another_thread_receives_is_not_lost(num_signals: int) -> None:
+    """Nor one that comes just before the main thread begins to wait: neither interrupts its wait."""
+    code = (
+        "import process, signal, threading\n"
+        "stop = process.StopSignal()\n"
+        "def send():\n"
+        f"    for _ in range({num_signals}):\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "threading.Timer(0.2, send).start()\n"
+        "stop.wait()\n"
+        f"threading.Event().wait({num_signals - 1} * 60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S)
+    assert done.returncode == (0 if num_signals == 1 else 128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /v1/systemone HTTP/1.1\r\nHo",
+        b"POST /v1/systemone HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n" + b"a" * 300_000,
+        b"POST /v1/systemone HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+def test_a_request_that_has_not_arrived_is_told_of_the_end(begun: bytes) -> None:
+    with run() as program, Client(program.address) as client, Client(program.address) as idle:
+        assert idle.send(get("/livez")).read().status == 200
+        client.send(begun)
+        program.process.send_signal(signal.SIGTERM)
+        response = client.read()
+        assert (response.status, response.error_type) == (503, "shutting_down")
+        assert client.is_closed()
+        assert idle.is_closed()
+        client.socket.close()
+        assert program.end()[0] == 0
+
+
 def test_it_stops_while_nothing_happens() -> None:
     with run() as program, Client(program.address) as idle:
         assert idle.send(get("/livez")).read().status == 200
@@ -187,3 +228,34 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         port = taken.getsockname()[1]
         with run("--port", str(port), ready=False) as program:
             assert program.end() == (1, f"onepass: cannot listen on 127.0.0.1 port {port}: Address already in use\n")
+
+
+def test_with_json_every_line_of_the_log_is_an_object() -> None:
+    with run("--log-json") as program, Client(program.address) as client:
+        program.order("open")
+        answered = client.send(post(b"{}")).read()
+        failed = client.send(post(b'"boom"')).read()
+        assert client.is_closed()
+        program.process.send_signal(signal.SIGTERM)
+        log = [json.loads(line) for line in program.end()[1].splitlines()]
+    found = {line["id"]: line for line in log if line["message"] == "request"}
+    fields = found[answered.headers["x-typesafe-request-id"]]
+    assert (fields["status"], fields["rows"], fields["tokens"], fields["error"]) == (200, 1, 7, "-")
+    assert all(isinstance(fields[f"{stage}_ms"], float) for stage in (*STAGES, "total"))
+    assert found[failed.headers["x-typesafe-request-id"]]["error"] == "internal_error"
+    (reason,) = (line for line in log if "traceback" in line)
+    assert reason["id"] == failed.headers["x-typesafe-request-id"]
+    assert reason["traceback"].startswith("Traceback")
+
+
+def test_a_signal_that_another_thread_takes_wakes_the_main_thread_too() -> None:
+    """As does one that comes just before the main thread begins to wait: Python's own handler would run too late."""
+    code = (
+        "import process, signal, threading\n"
+        "stop = process.StopSignal()\n"
+        "def signal_this_thread():\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "threading.Timer(0.3, signal_this_thread).start()\n"
+        "stop.wait()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S, check=True)
