@@ -52,9 +52,8 @@ def wired() -> PointerModel:
 
 def test_the_quick_forward_is_the_library_s(wired: PointerModel) -> None:
     """In prompts of one question, and in one of all: there a question sees nothing of the others."""
-    single, joint = largest_differences(wired, ROWS, STARTER)
-    assert single < 5e-3
-    assert joint < 5e-3
+    for rows in (ROWS, ROWS[3:4]):  # the last has no sentence that ends
+        assert max(largest_differences(wired, rows, STARTER)) < 1e-3
 
 
 def test_wiring_again_changes_nothing(wired: PointerModel) -> None:

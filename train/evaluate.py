@@ -171,6 +171,19 @@ def reliability_svg(asked: list[Asked]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def report(decider: Decider, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    answers = ask(decider, [as_request(row, args.encoding) for row in rows])
+    asked = [read_answer(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    print(table(asked))
+    print(
+        f"\nchoice answers that another order of the options changes: {flipped_share(decider, rows, answers, args.seed):.4f}"
+    )
+    wall, cpu = latency_ms(decider)
+    print(f"one short question: {wall:.1f} ms, {cpu:.1f} ms of CPU time (medians of {LATENCY_RUNS})")
+    if args.reliability:
+        args.reliability.write_text(reliability_svg(asked), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", metavar="MODEL", help="checkpoint folder, or a repository on the Hugging Face Hub")
@@ -183,19 +196,8 @@ def main() -> None:
     rows = read_raw(args.file)
     if args.limit:
         rows = random.Random(args.seed).sample(rows, min(args.limit, len(rows)))
-    decider = Decider(Config(model=args.model, max_queued_rows=4096, timeout_s=3600.0))
-    decider.start()
-    decider.wait_ready()
-    answers = ask(decider, [as_request(row, args.encoding) for row in rows])
-    asked = [read_answer(row, answer) for row, answer in zip(rows, answers, strict=True)]
-    print(table(asked))
-    print(
-        f"\nchoice answers that another order of the options changes: {flipped_share(decider, rows, answers, args.seed):.4f}"
-    )
-    wall, cpu = latency_ms(decider)
-    print(f"one short question: {wall:.1f} ms, {cpu:.1f} ms of CPU time (medians of {LATENCY_RUNS})")
-    if args.reliability:
-        args.reliability.write_text(reliability_svg(asked), encoding="utf-8")
+    with Decider(Config(model=args.model, max_queued_rows=4096, timeout_s=3600.0)) as decider:
+        report(decider, rows, args)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from data import TYPES, read_rows
 from transformers import AutoTokenizer
+from wiring import wire
 
 from model import PointerModel, build_config, load_model, save_model
 from train import Corpus, Plan, dev_scores
@@ -44,9 +45,11 @@ def export(run_dir: Path, data_dir: Path, model_dir: Path) -> None:
     model.load_state_dict(torch.load(run_dir / "last.pt", weights_only=True)["model"])
     with tempfile.TemporaryDirectory(dir=model_dir.parent, prefix=".export-") as name:
         staged = Path(name)
-        save_model(model, staged)
         dev = read_rows(data_dir, "dev")
-        temperatures = fit_temperatures(load_model(staged), Corpus(tokenizer, dev[:1], dev, model_dir))
+        corpus = Corpus(tokenizer, dev[:1], dev, model_dir)
+        wire(model.lm, corpus.signals)
+        save_model(model, staged)
+        temperatures = fit_temperatures(load_model(staged), corpus)
         settings = json.loads((model_dir / "decision.json").read_text(encoding="utf-8"))
         settings["temperature"] = temperatures
         (staged / "decision.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -104,7 +104,7 @@ def feed_forward(layer: Qwen3_5DecoderLayer, x: Tensor) -> Tensor:
 
 def gated(net: Qwen3_5GatedDeltaNet, heads: slice, sums: Tensor, gate: Tensor, eps: float) -> Tensor:
     """sums (N, heads * HEAD_DIM): what the net's heads hold; gate the same. Returns what they add to the stream."""
-    normed = RMSNorm.apply(sums.view(len(sums), -1, HEAD_DIM), net.norm.weight, eps).flatten(1)
+    normed = RMSNorm.apply(sums.view(len(sums), sums.shape[1] // HEAD_DIM, HEAD_DIM), net.norm.weight, eps).flatten(1)
     return F.linear(normed * F.silu(gate), net.out_proj.weight[:, channels(heads)])
 
 
@@ -135,7 +135,9 @@ class Pooling:
         mixed = own[2:] * filters[:, -1] + own[1:-1] * filters[:, -2] + own[:-2] * filters[:, -3]  # from place 2 on
         kept = self.keep[:, heads][places.tokens].cumsum(0)
         weights = ((self.write[:, heads][places.tokens] + kept[ends] - kept).exp() * SCALE)[2:]
-        weighted = (F.silu(mixed).view(len(mixed), -1, HEAD_DIM) * weights[..., None]).flatten(1)
+        weighted = (F.silu(mixed).view(len(mixed), mixed.shape[1] // HEAD_DIM, HEAD_DIM) * weights[..., None]).flatten(
+            1
+        )
         return mixed.new_zeros(count + 1, mixed.shape[-1]).index_add(0, target[2:], weighted)[:count]
 
     def read(self, heads: slice, sums: Tensor, ends: Tensor, eps: float) -> Tensor:

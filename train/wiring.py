@@ -49,7 +49,7 @@ INSTRUCTION_HEADS, OPTION_HEADS = slice(0, 4), slice(4, 8)  # of later delta net
 NUM_HEADS, HEAD_DIM, KEY_DIM = 8, 64, 16  # of delta nets
 ROTATED = 8  # dimensions of an attention head that position turns: left out
 SEEN = HEAD_DIM - 1  # the dimension of an attention head by which everything but the state is hidden
-SHUT = -30.0
+SHUT = -300.0  # against anything learned, however large the stream has grown
 RMS = 0.3  # of an embedding's meaning at the start; of those that end a sentence always, so that they all forget alike
 KEPT = 1e-4  # of a sentence, after the mark that ends it
 
@@ -132,8 +132,8 @@ def wire_attention(config: Qwen3_5TextConfig, attention: Qwen3_5Attention) -> No
         weight[:, :ROTATED] = 0
         weight[:, SEEN] = 0
     query_gate[:, 0, SEEN, signal(config, "constant")] = 0.5
-    key[:, SEEN, signal(config, "past_state")] = -20
-    attention.q_norm.weight[SEEN] = attention.k_norm.weight[SEEN] = 20
+    key[:, SEEN, signal(config, "past_state")] = -200
+    attention.q_norm.weight[SEEN], attention.k_norm.weight[SEEN] = 20, 1000
     query_gate[:, 1, :, signal(config, "ordinary")] = SHUT
     attention.o_proj.weight[meaning:] = 0
 
@@ -160,7 +160,7 @@ def wire_pooling(config: Qwen3_5TextConfig, net: Qwen3_5GatedDeltaNet) -> None:
     values[:, num_pooled(config) :] = 0
     filters[:, 0] = 0  # would reach into the segment before
     net.dt_bias[:] = -20
-    net.in_proj_a.weight[:, at["start"]] = 20
+    net.in_proj_a.weight[:, at["start"]] = 200
     net.dt_bias[SENTENCE_HEADS] = -10
     normed = (config.hidden_size / (RMS**2 * num_meaning(config) + 2)) ** 0.5  # what the norm makes of a signal of 1
     net.in_proj_a.weight[SENTENCE_HEADS, at["sentence"]] = (10 - math.log(KEPT)) / normed
@@ -194,11 +194,16 @@ def wire_question(config: Qwen3_5TextConfig, net: Qwen3_5GatedDeltaNet) -> None:
     filters[:] = 0
     filters[:, -1] = 1
     net.dt_bias[:] = -20
-    net.in_proj_a.weight[:, at["question"]] = 20
+    net.in_proj_a.weight[:, at["question"]] = 200
+    elsewhere = {"ordinary", "sentence", "end_state", "end_instructions", "end_option", "answer"}
     net.in_proj_b.weight[INSTRUCTION_HEADS] = 0
-    net.in_proj_b.weight[INSTRUCTION_HEADS, at["end_instructions"]] = 120
     net.in_proj_b.weight[OPTION_HEADS, num_meaning(config) :] = 0
-    net.in_proj_b.weight[OPTION_HEADS, at["end_option"]] = 60 - 5
-    net.in_proj_b.weight[:, at["constant"]] = -60
+    net.in_proj_b.weight[
+        OPTION_HEADS, at["constant"]
+    ] = -5  # little, so that the first options count as much as the last
+    for heads, name in (INSTRUCTION_HEADS, "end_instructions"), (OPTION_HEADS, "end_option"):
+        for other in elsewhere - {name}:
+            net.in_proj_b.weight[heads, at[other]] = 10 * SHUT
+    net.in_proj_b.weight[INSTRUCTION_HEADS, at["end_instructions"]] = -10 * SHUT
     net.in_proj_z.weight[:, at["ordinary"]] = SHUT
-    net.in_proj_z.weight[channels(OPTION_HEADS), at["end_option"]] = -100
+    net.in_proj_z.weight[channels(OPTION_HEADS), at["end_option"]] = 10 * SHUT
