@@ -21,7 +21,7 @@ from prompt import Row as PromptRow
 from template import DecisionFormat
 from wire import Question, Request
 
-TOLERANCE = 1e-3  # of a score; a temperature is about 1
+TOLERANCE = 5e-3  # of a score; a temperature is about 1
 MAX_TOKENS = 16384
 
 
