@@ -1,7 +1,8 @@
 """Picture bytes to the pixels a vision tower is shown: checked, upright, on white, RGB, resized once; on the CPU.
 
-Pillow opens and checks, torchvision resizes. Pixels and patches are those of transformers' `Qwen2VLImageProcessor`, the
-torchvision one, which is Qwen3.5's. Time and memory are bounded by what the header says before a pixel is decoded.
+Pillow opens and checks; torch resizes by the very operation that torchvision's resize calls, without the two seconds
+that importing torchvision takes. Pixels and patches are those of transformers' `Qwen2VLImageProcessor`, the torchvision
+one, which is Qwen3.5's. Time and memory are bounded by what the header says before a pixel is decoded.
 Knows nothing of requests, prompts or the model.
 """
 
@@ -25,10 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as transforms
 
 from errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
 
@@ -175,7 +175,7 @@ class Picture:
 class PictureReader:
     """Decodes pictures on a few threads of its own; any thread may call `read`.
 
-    Its own threads because torchvision's resize starts OpenMP threads for each thread that calls it: connections come
+    Its own threads because torch's resize starts OpenMP threads for each thread that calls it: connections come
     by the hundred.
     """
 
@@ -238,7 +238,7 @@ def decode(data: bytes, name: str, settings: Settings) -> Picture:
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
     del image
     sides = settings.fit(*pixels.shape[1:])
-    pixels = transforms.resize(pixels, list(sides), interpolation=InterpolationMode.BICUBIC, antialias=True)
+    pixels = F.interpolate(pixels[None], sides, mode="bicubic", antialias=True)[0]
     grid = sides[0] // settings.patch_size, sides[1] // settings.patch_size
     shape = grid[0] // settings.merge_size, grid[1] // settings.merge_size
     digest = hashlib.sha256(repr(sides).encode())

@@ -59,7 +59,7 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     checks += [Check("settings", "ok", "they fit together"), check_port(config), check_key(config), check_files(config)]
     if not has_packages:
         return [*checks, Check("model", "skip", "not looked at: packages are missing")]
-    from decider import set_environment
+    from loading import set_environment
 
     set_environment(config)
     os.environ["HF_HUB_OFFLINE"] = "1"  # a check downloads nothing

@@ -30,7 +30,7 @@ from serve import WORDS  # noqa: E402
 
 import readout  # noqa: E402
 from config import Config  # noqa: E402
-from decider import Loaded, load  # noqa: E402
+from loading import Loaded, load  # noqa: E402
 from prompt import Row  # noqa: E402
 from wire import parse_request  # noqa: E402
 

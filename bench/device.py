@@ -130,7 +130,7 @@ def make_large_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
 def check_engine(name: str, folder: Path, device: str) -> None:
     """Stored requests in process: with graphs against without, and without against float32 on the CPU."""
     from config import Config
-    from decider import load
+    from loading import load
 
     settings: dict[str, Any] = {"model": str(folder), "backend": "fast", "share_state": True}
     loaded = load(Config(**settings, device=device, dtype="bfloat16", fast_start=True))

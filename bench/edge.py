@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 if TYPE_CHECKING:
     from config import Config
-    from decider import Loaded
+    from loading import Loaded
 
 CONNECTIONS = (1, 16, 64)
 STATE = (
@@ -127,7 +127,7 @@ def load_prompter(config: Config) -> tuple[Any, Any]:
 
 
 def load_fake(config: Config, *, with_prompts: bool) -> Loaded:
-    from decider import Loaded
+    from loading import Loaded
 
     checkpoint, prompter = load_prompter(config)
     return Loaded(checkpoint, prompter if with_prompts else cast(Any, RememberingPrompter(prompter)), FakeEngine())

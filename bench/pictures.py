@@ -36,7 +36,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 import images
 import vision
 from config import STARTER_MODEL, Config
-from decider import Decider, load
+from decider import Decider
+from loading import load
 
 PREPROCESSOR = {
     "size": {"shortest_edge": 65536, "longest_edge": 16777216},

@@ -24,7 +24,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},
-        "images": {"PIL", "numpy", "torch", "torchvision"},
+        "images": {"PIL", "numpy", "torch"},
         "graphs": {"torch"},
         "prefix": {"torch"},
         "weights": {"torch", "safetensors"},
@@ -61,7 +61,10 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "engine": {"torch", "safetensors"},
     },
     {
-        "decider": {"transformers"},
+        "loading": {"transformers"},
+    },
+    {
+        "decider": set(),
     },
     {
         "handler": set(),

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from checkpoint import open_checkpoint
 from config import Config
-from decider import Decider, Loaded
+from decider import Decider
 from errors import (
     ApiError,
     BadRequest,
@@ -31,6 +31,7 @@ from errors import (
     StartupError,
     WorkerDead,
 )
+from loading import Loaded
 from prompt import Prompter, Row
 from template import DecisionFormat
 

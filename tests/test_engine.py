@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint import open_checkpoint
 from config import Config
-from decider import Loaded, load
 from engine import Engine
 from errors import OutOfMemory, StartupError
+from loading import Loaded, load, warm_up
 from prompt import Row
 from wire import parse_request
 
@@ -255,8 +255,6 @@ def test_code_in_a_checkpoint_is_never_run(copy: Path) -> None:
 
 
 def test_a_model_whose_scores_are_not_numbers_never_becomes_ready(copy: Path) -> None:
-    from decider import warm_up
-
     head = load_file(copy / "head.safetensors")
     save_file({name: torch.full_like(tensor, torch.nan) for name, tensor in head.items()}, copy / "head.safetensors")
     with pytest.raises(StartupError, match="scores are not numbers"):
@@ -398,7 +396,7 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
             "chunk_gated_delta_rule = fused_recurrent_gated_delta_rule = FusedRMSNormGated = broken\n"
         )
     code = (
-        "from config import Config; from decider import load, warm_up; import sys\n"
+        "from config import Config; from loading import load, warm_up; import sys\n"
         "loaded = load(Config(backend='transformers')); warm_up(loaded)\n"
         "print(loaded.engine.describe()['backend'], 'fla' in sys.modules)\n"
         "import fla; print(fla.broken.__name__)\n"

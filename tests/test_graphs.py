@@ -15,10 +15,10 @@ from fake_graphs import CaptureMode, FakeBackend
 from test_engine import about, largest_difference, rows_of
 
 from config import Config
-from decider import Loaded, load
 from fast import FastBody, Ladder, Shape, graph_shapes
 from graphs import Graphs, Work, largest_first
 from heads import LabelHead, PointerHead
+from loading import Loaded, load
 from plan import Limits
 from wire import parse_request
 

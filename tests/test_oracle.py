@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from config import Config
-from decider import Decider, load
+from decider import Decider
+from loading import load
 from wire import parse_request
 
 TOLERANCE = 1e-4  # in probability, float32 on both sides; 2e-7 is what is seen

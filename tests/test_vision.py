@@ -32,8 +32,9 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoP
 
 import vision
 from config import Config
-from decider import Decider, Loaded, load, read_pictures
+from decider import Decider
 from images import Picture, Settings
+from loading import Loaded, load, read_pictures
 from plan import CostModel, Limits
 from prompt import PictureTokens, Row, Shown
 from qwen3_5 import BadWeights, UnsupportedModel
