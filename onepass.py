@@ -233,6 +233,9 @@ def main(argv: Sequence[str], open_decider: OpenDecider = load_decider) -> int:
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still holds goes nowhere, and without a complaint
         return EXIT_CLOSED_PIPE
+    except OSError as err:
+        complain(f"standard output cannot be written: {err.strerror}")
+        return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -216,10 +216,11 @@ def run(decider: Decider, files: Files, questions: bytes | None, *, is_ordered: 
     window = Window(BATCHES_AHEAD * decider.config.max_batch_rows)
     reader = Reader(decider, read_lines(files.input), questions, seed, files.output, window, is_ordered)
     report = Report(files)
+    is_hidden = True if files.output.file.isatty() else None  # answers and a bar on one screen; None: tqdm looks itself
     started = time.monotonic()
     threading.Thread(target=reader.run, name="reader", daemon=True).start()
     try:
-        with tqdm(total=total, initial=files.output.num_before, unit="line", disable=None) as bar:
+        with tqdm(total=total, initial=files.output.num_before, unit="line", disable=is_hidden) as bar:
             for entry in take(reader):
                 settle(decider, entry, report)
                 window.leave(entry)

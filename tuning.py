@@ -7,6 +7,7 @@ no choice but the dtype. Worker thread only.
 from __future__ import annotations
 
 import json
+import platform
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -91,9 +92,20 @@ def best_times(calls: Sequence[Call], rounds: int = ROUNDS) -> list[float]:
     return best
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for it: a measurement alone would be wrong on a busy machine now and then, and
+    answers must not change with that."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True  # torch does not tell; the measurement has to
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 def _choose_dtype(sizes: tuple[int, int], reasons: dict[str, str]) -> torch.dtype:
+    if not multiplies_bfloat16():
+        reasons["dtype"] = "float32: this CPU has no instructions for bfloat16"
+        return torch.float32
     wide, half = (_operands(sizes, dtype) for dtype in (torch.float32, torch.bfloat16))
-    full_s, half_s = best_times([lambda: F.linear(wide[1], wide[0]), lambda: F.linear(half[1], half[0])], rounds=2)
+    full_s, half_s = best_times([lambda: F.linear(wide[1], wide[0]), lambda: F.linear(half[1], half[0])])
     reasons["dtype"] = f"a product in bfloat16 takes {half_s / full_s:.2f} times as long as in float32"
     return torch.bfloat16 if full_s >= MIN_GAIN["bfloat16"] * half_s else torch.float32
 

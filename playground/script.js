@@ -331,7 +331,6 @@ async function send() {
   } finally {
     sending = null;
     $("send").firstChild.data = "Ask ";
-    $("answers").classList.remove("stale");
     refresh();
   }
 }
@@ -385,6 +384,7 @@ function showAnswer({ id, type, instructions, options }, answer) {
 function showAnswers(text, questions, headers, elapsed) {
   const decision = JSON.parse(text);
   const answers = new Map(Object.entries(decision.answers));
+  $("answers").classList.remove("stale"); // what stands there after an error is of an earlier request
   $("answers").replaceChildren(...questions.map((question) => showAnswer(question, answers.get(question.id))));
   const times = new Map((headers.get("server-timing") || "").split(",").map((part) => {
     const match = part.match(/^\s*([a-z]+);dur=([\d.]+)/);
@@ -392,7 +392,7 @@ function showAnswers(text, questions, headers, elapsed) {
   }));
   const total = times.get("total") || decision.x_latency_ms;
   const figures = [["in the server", milliseconds(total)], ["round trip", milliseconds(elapsed)], ["tokens read", String(decision.usage.input_tokens)], ["tokens written", String(decision.usage.output_tokens)]];
-  if (decision.usage.image_tokens !== undefined) figures.push(["of pictures", String(decision.usage.image_tokens)]);
+  if (decision.usage.image_tokens !== undefined) figures.push(["picture tokens", String(decision.usage.image_tokens)]);
   figures.push(["model", decision.model], ["request", headers.get("x-typesafe-request-id") || ""]);
   $("figures").querySelector(".totals").replaceChildren(...figures.map(([name, value]) => make(
     "div", { className: name === "model" || name === "request" ? "wide" : "" }, make("dt", {}, name), make("dd", {}, value),

@@ -213,7 +213,7 @@ KEPT = {  # name: (bytes, status)
     "alias": (post(b"{}", path="/systemone?x"), 200),
     "doubled v1": (post(b"{}", path="/v1/v1/systemone"), 200),
     "absolute form": (get("http://example.com:80/health"), 200),
-    "absolute form without path": (get("HTTPS://example.com"), 404),
+    "absolute form without path": (get("HTTPS://example.com"), 200),
     "absolute form, broken": (get("http://[/health"), 400),
     "percent letter": (get("/%68ealth"), 200),
     "OPTIONS": (get("/v1/systemone", method="OPTIONS"), 200),

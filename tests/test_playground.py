@@ -413,7 +413,7 @@ def test_pictures_are_sent_and_named(open_page: Open, tmp_path: Path) -> None:
         (request,) = running.decider.asked  # type: ignore[attr-defined]
         assert request["state"] == "Look:\n<image:my-photo>\n<image:my-photo-2>"
         assert list(request["images"]) == ["my-photo", "my-photo-2"]
-        assert page.locator(".totals").inner_text().count("of pictures") == 1
+        assert page.locator(".totals").inner_text().count("picture tokens") == 1
         take(page, "pictures")
         curl = snippet(page, "curl")
         ran = subprocess.run(["bash", "-c", curl], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)

@@ -246,3 +246,16 @@ def test_with_json_every_line_of_the_log_is_an_object() -> None:
     (reason,) = (line for line in log if "traceback" in line)
     assert reason["id"] == failed.headers["x-typesafe-request-id"]
     assert reason["traceback"].startswith("Traceback")
+
+
+def test_a_signal_that_another_thread_takes_wakes_the_main_thread_too() -> None:
+    """As does one that comes just before the main thread begins to wait: Python's own handler would run too late."""
+    code = (
+        "import process, signal, threading\n"
+        "stop = process.StopSignal()\n"
+        "def signal_this_thread():\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "threading.Timer(0.3, signal_this_thread).start()\n"
+        "stop.wait()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S, check=True)

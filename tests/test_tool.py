@@ -220,6 +220,13 @@ def test_a_closed_output_is_said_before_anything_is_done(tool: Tool, monkeypatch
     assert tool.err == "onepass: standard output is closed\n"
 
 
+def test_a_full_disk_behind_the_output_is_said_in_one_line() -> None:
+    with open("/dev/full", "wb") as full, start("doctor", "--no-load", stdout=full) as process:
+        assert process.wait(PATIENCE_S) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b"onepass: standard output cannot be written: No space left on device\n"
+
+
 def test_labels_cannot_give_a_terminal_orders(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert tool("ask", "x", "--choice", "\x1b[2J[bold]?", "\x1b]0;title\x07,[red]b") == 0

@@ -46,10 +46,17 @@ def with_times(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, ...]) -> No
 def test_bfloat16_only_where_it_is_clearly_faster(
     monkeypatch: pytest.MonkeyPatch, folder: Path, half_s: float, expected: torch.dtype
 ) -> None:
+    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: True)
     with_times(monkeypatch, (1, half_s), (1, 1), (1, 1), (1, 1))
     choice = tuning.choose(folder, CPU, Config(backend="transformers"))
     assert choice.dtype is expected
     assert f"{half_s:.2f} times as long" in choice.reasons["dtype"]
+
+
+def test_bfloat16_is_not_even_measured_where_the_cpu_emulates_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: False)
+    with_times(monkeypatch, (1, 1))  # of the mode of products alone
+    assert tuning.choose(folder, CPU, Config(backend="transformers")).dtype is torch.float32
 
 
 def test_a_dtype_that_was_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

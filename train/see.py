@@ -297,6 +297,8 @@ def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
     }
     for name, document in (("config.json", config), ("preprocessor_config.json", preprocessor)):
         (out / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    for path in out.iterdir():
+        path.chmod(0o644)
     num_bytes = sum(tensor.nbytes for name, tensor in whole.items() if name.startswith("model.visual."))
     print(f"merged into {out}; the tower has {num_bytes / 1e6:.2f} MB")
 
@@ -316,6 +318,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="(default: %(default)s)")
     parser.add_argument("--count", type=int, default=1000, help="evaluate: held-out drawings (default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=200, help="steps (default: %(default)s)")
+    parser.add_argument("--start", type=Path, help="last.pt of a run to start as, the tower's last layer aside")
     parser.add_argument("--seed", type=int, default=0, help="of the tower's first weights (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -326,6 +329,9 @@ def main() -> None:
     path = options.run / "last.pt"
     if path.exists():
         eyes.load_state_dict(torch.load(path, weights_only=True)["model"])
+    elif options.start is not None:
+        saved = torch.load(options.start, weights_only=True)["model"]
+        eyes.load_state_dict({name: saved[name] for name in saved if "merger.linear_fc2" not in name}, strict=False)
     elif options.command in ("evaluate", "merge"):
         parser.error(f"{path} is missing: train first")
     if options.command == "merge":
