@@ -21,6 +21,7 @@ from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, Shutti
 logger = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
+GIANT_ROWS = 16  # a request with more gets short batches, so that others need not wait for it
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
 
 
@@ -120,7 +121,8 @@ class RowQueue:
     def take_batch(
         self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
     ) -> list[Entry]:
-        """The next batch: turns are taken while rows and padded tokens fit, and second turns up to `few_rows`.
+        """The next batch: turns are taken while rows and padded tokens fit; those of giants beyond their first, up to
+        `few_rows`.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
         nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
@@ -129,6 +131,7 @@ class RowQueue:
         batch: list[Entry] = []
         longest = 0
         members: set[int] = set()
+        passed: set[int] = set()  # who let the others go first since the last row was taken
         while self._tickets and len(batch) < max_rows:
             client, tickets = next(iter(self._tickets.items()))
             ticket = tickets[0]
@@ -137,11 +140,19 @@ class RowQueue:
             if ticket.future.done():
                 self.remove(ticket)
                 continue
+            is_giant = len(ticket.rows) > GIANT_ROWS and id(ticket) in members
+            if is_giant and len(batch) >= (few_rows or max_rows):
+                if id(ticket) in passed:
+                    break  # nobody else has a row
+                passed.add(id(ticket))
+                self._tickets.move_to_end(client)
+                tickets.rotate(-1)
+                continue
             longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
-            is_too_many = id(ticket) in members and len(batch) >= (few_rows or max_rows)
-            if batch and (is_too_many or longest * (len(batch) + 1) > max_tokens):
+            if batch and longest * (len(batch) + 1) > max_tokens:
                 break
             members.add(id(ticket))
+            passed.clear()
             batch.append(Entry(ticket, ticket.next_row))
             ticket.started_at = ticket.started_at or now
             ticket.next_row += 1
@@ -185,9 +196,9 @@ class Batcher:
         stall_s: float = math.inf,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A request
-        gets no more of a batch than its turn where that would take longer than `max_batch_s`. While one takes longer
-        than `stall_s`, nothing is admitted.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A giant
+        request gets no more of a batch than its turn where that would take longer than `max_batch_s`. While one takes
+        longer than `stall_s`, nothing is admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
