@@ -94,6 +94,15 @@ def test_requests_take_turns_a_row_each() -> None:
     assert queue.num_rows == 0
 
 
+def test_a_batch_is_short_where_it_is_not_everyones_turn() -> None:
+    queue, _ = queue_of(rows("a1", "a2", "a3", "a4"), rows("b1"), rows("c1"))
+    batches = [
+        [entry.row.name for entry in queue.take_batch(max_rows=8, max_tokens=1000, now=0.0, few_rows=2)]  # type: ignore[attr-defined]
+        for _ in range(3)
+    ]
+    assert batches == [["a1", "b1", "c1"], ["a2", "a3"], ["a4"]]
+
+
 def test_clients_take_turns_before_their_requests_do() -> None:
     """One that sends many requests gets no more than one that sends a single one."""
     queue, _ = queue_of(rows("a1", "a2"), rows("b1"), rows("c1", "c2"), rows("d1", "d2"), clients="xxxy")
@@ -177,7 +186,7 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "num_rows", "seconds", "next_limit"),
+    ("few", "num_rows", "seconds", "wanted"),
     [
         (32, 32, 0.4, 4),  # too long: as many as take 0.05 s
         (32, 1, 0.4, 1),  # one long row
@@ -185,16 +194,15 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
         (4, 4, 0.03, 6),
         (4, 4, 0.001, 8),  # at most twice as many at a time
         (32, 32, 0.001, 32),
+        (4, 16, 0.2, 4),
         (8, 3, 0.01, 8),  # no more waited
         (1, 1, 0.03, 1),
         (1, 1, 0.02, 2),
         (1, 1, 0.0, 2),
     ],
 )
-def test_a_batch_has_as_many_rows_as_its_time_allows(
-    limit: int, num_rows: int, seconds: float, next_limit: int
-) -> None:
-    assert adapt_rows(limit, num_rows, seconds, 0.05, 32) == next_limit
+def test_a_batch_has_as_many_rows_as_its_time_allows(few: int, num_rows: int, seconds: float, wanted: int) -> None:
+    assert adapt_rows(few, num_rows, seconds, 0.05, 32) == wanted
 
 
 def test_a_giant_whose_rows_take_long_gets_few_of_them_into_a_batch() -> None:
