@@ -21,6 +21,7 @@ from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, Shutti
 logger = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
+GIANT_ROWS = 16  # a request with more gets short batches, so that others need not wait for it
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
 
 
@@ -117,8 +118,11 @@ class RowQueue:
     def first_queued_at(self) -> float:
         return min(tickets[0].queued_at for tickets in self._tickets.values())
 
-    def take_batch(self, *, max_rows: int, max_tokens: int, now: float, retry_after_s: int = 1) -> list[Entry]:
-        """The next batch: turns are taken while rows and padded tokens fit.
+    def take_batch(
+        self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
+    ) -> list[Entry]:
+        """The next batch: turns are taken while rows and padded tokens fit; those of giants beyond their first, up to
+        `few_rows`.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
         nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
@@ -126,6 +130,8 @@ class RowQueue:
         """
         batch: list[Entry] = []
         longest = 0
+        members: set[int] = set()
+        passed: set[int] = set()  # who let the others go first since the last row was taken
         while self._tickets and len(batch) < max_rows:
             client, tickets = next(iter(self._tickets.items()))
             ticket = tickets[0]
@@ -134,9 +140,19 @@ class RowQueue:
             if ticket.future.done():
                 self.remove(ticket)
                 continue
+            is_giant = len(ticket.rows) > GIANT_ROWS and id(ticket) in members
+            if is_giant and len(batch) >= (few_rows or max_rows):
+                if id(ticket) in passed:
+                    break  # nobody else has a row
+                passed.add(id(ticket))
+                self._tickets.move_to_end(client)
+                tickets.rotate(-1)
+                continue
             longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
             if batch and longest * (len(batch) + 1) > max_tokens:
                 break
+            members.add(id(ticket))
+            passed.clear()
             batch.append(Entry(ticket, ticket.next_row))
             ticket.started_at = ticket.started_at or now
             ticket.next_row += 1
@@ -152,12 +168,14 @@ def too_late(retry_after_s: int) -> DeadlineExceeded:
     return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
 
 
-def adapt_rows(limit: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
-    """How many rows the next batch may have: as many as take `max_seconds`, by what the last one took.
+def adapt_rows(few: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
+    """How many rows take `max_seconds`, by what the last batch took.
 
-    Whoever comes while a batch runs waits for its end, so that the batches of a giant request have to be short."""
-    if seconds <= max_seconds and num_rows < limit:
-        return limit  # it was not full: no news
+    Whoever comes while a batch runs waits for its end, so that one made of a giant request's rows has to be short. One
+    in which many requests have their turn may be long: they all wait for it, and it is the cheapest way to serve them.
+    """
+    if seconds <= max_seconds and num_rows < few:
+        return few  # it had fewer: no news
     times = min(2.0, max_seconds / seconds) if seconds else 2.0
     return max(1, min(max_rows, int(num_rows * times)))
 
@@ -178,9 +196,9 @@ class Batcher:
         stall_s: float = math.inf,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A batch
-        has fewer rows where it would take longer than `max_batch_s`. While one takes longer than `stall_s`, nothing is
-        admitted.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A giant
+        request gets no more of a batch than its turn where that would take longer than `max_batch_s`. While one takes
+        longer than `stall_s`, nothing is admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
@@ -190,7 +208,7 @@ class Batcher:
         self._queue = RowQueue()
         self._changed = threading.Condition()
         self._max_batch_s, self._stall_s = max_batch_s, stall_s
-        self._row_limit = max_batch_rows  # of the next batch
+        self._few_rows = max_batch_rows  # how many take `max_batch_s`
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
         self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
@@ -281,7 +299,8 @@ class Batcher:
                 if self._queue.num_rows:
                     self._wait_window()
                     batch = self._queue.take_batch(
-                        max_rows=self._row_limit,
+                        max_rows=self._max_rows,
+                        few_rows=self._few_rows,
                         max_tokens=self._max_tokens,
                         now=time.monotonic(),
                         retry_after_s=self._retry_after_s(self._queue.num_rows),
@@ -298,7 +317,7 @@ class Batcher:
 
     def _wait_window(self) -> None:
         """`--batch-window-ms`: give more work the time to arrive, while there is room for it."""
-        while 0 < self._queue.num_rows < self._row_limit and not self._is_draining:
+        while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
             left = self._queue.first_queued_at() + self._window_s - time.monotonic()
             if left <= 0:
                 return
@@ -312,7 +331,7 @@ class Batcher:
         self.num_batches += 1
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
-        self._row_limit = adapt_rows(self._row_limit, len(batch), seconds, self._max_batch_s, self._max_rows)
+        self._few_rows = adapt_rows(self._few_rows, len(batch), seconds, self._max_batch_s, self._max_rows)
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []

@@ -48,7 +48,10 @@ class Config:
     allowed_origins: str = _setting("", "origins that browsers may call from, comma-separated, or *", metavar="LIST")
     batch_window_ms: float = _setting(0.0, "wait this long for more work before a batch", minimum=0, maximum=1000)
     max_batch_ms: float = _setting(
-        50.0, "longest that a batch of several rows should take; 0: any time", minimum=0, maximum=60000
+        20.0,
+        "what a request with more than 16 rows may take of the model at a time; 0: any time",
+        minimum=0,
+        maximum=60000,
     )
     max_batch_rows: int = _setting(32, "prompt rows in one batch", minimum=1, maximum=4096)
     max_batch_tokens: int = _setting(4096, "tokens in one batch, padding counted", minimum=64, maximum=1 << 22)

@@ -154,8 +154,8 @@ class Decider:
             logger.exception("the worker died")
             self.failure = err
         self.ready.clear()
+        self.dead.set()  # before anyone is told: who asks then must not hear that it loads
         self._batcher.die()
-        self.dead.set()
         self._settled.set()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:

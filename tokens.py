@@ -129,22 +129,26 @@ class ControlTokens:
         return Encoded(ids, marks, num_shared, shown)
 
     def _encode_cut(self, text: str, cut: int, memo: Memo) -> tuple[array[int], int]:
-        """The ids of `text`, and how many are of whole words before `cut`: those do not depend on what follows it.
+        """The ids of `text`, and how many depend on nothing but its first `cut` characters."""
+        start = text[:cut]
+        if start not in memo.starts:
+            memo.starts[start] = self._encode_settled(start)
+        known, num_chars = memo.starts[start]
+        rest = self._text.encode(text[num_chars:], add_special_tokens=False).ids
+        return known + self._checked(rest), len(known)
 
-        Tokenizers go from word to word, so a text that begins alike needs its own words alone.
-        """
-        known, num_chars = memo.starts.get(text[:cut], (array("i"), 0))
-        encoding = self._text.encode(text[num_chars:], add_special_tokens=False)
-        ids = known + self._checked(encoding.ids)
-        if known:
-            return ids, len(known)
-        words = encoding.word_ids
-        if not words:
-            return ids, 0
-        first_after = next((place for place, (_, end) in enumerate(encoding.offsets) if end > cut), len(words) - 1)
-        num_shared = words.index(words[first_after])
-        memo.starts[text[:cut]] = (ids[:num_shared], encoding.offsets[num_shared][0])
-        return ids, num_shared
+    def _encode_settled(self, start: str) -> tuple[array[int], int]:
+        """The ids of those words of `start` that are the same whatever follows it, and how many characters they are.
+
+        Tokenizers go from word to word. The last word may go on in what follows, and white space after it may join
+        with more of it."""
+        encoding = self._text.encode(start, add_special_tokens=False)
+        words, offsets = encoding.word_ids, encoding.offsets
+        last = next((place for place in reversed(range(len(words))) if start[slice(*offsets[place])].strip()), None)
+        if last is None:
+            return array("i"), 0
+        first = words.index(words[last])
+        return self._checked(encoding.ids[:first]), offsets[first][0]
 
     def _encode_text(self, text: str, memo: Memo) -> array[int]:
         if len(text) <= MAX_KEPT_CHARS:

@@ -12,8 +12,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import make_chat_checkpoint, make_decision_checkpoint, make_vision_checkpoint
+from hypothesis import settings
 from live import Server
+
+from engine import Engine
+from plan import CostModel
+
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def given_costs() -> Iterator[None]:
+    """What a pass costs is measured, and other tests are what else runs meanwhile: in this process it is given.
+
+    The servers that tests start in processes of their own measure."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "_measure", lambda *_: CostModel(launch_s=64, token_s=1))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import Batcher, RowQueue, Ticket, adapt_rows
+from batcher import GIANT_ROWS, Batcher, RowQueue, Ticket, adapt_rows
 from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
@@ -73,8 +73,11 @@ def result(ticket: Ticket) -> Any:
     return ticket.future.result(WAIT_S)
 
 
-def take(queue: RowQueue, max_rows: int = 4, max_tokens: int = 1000, now: float = 0.0) -> list[str]:
-    return [entry.row.name for entry in queue.take_batch(max_rows=max_rows, max_tokens=max_tokens, now=now)]  # type: ignore[attr-defined]
+def take(
+    queue: RowQueue, max_rows: int = 4, max_tokens: int = 1000, now: float = 0.0, few_rows: int | None = None
+) -> list[str]:
+    batch = queue.take_batch(max_rows=max_rows, max_tokens=max_tokens, now=now, few_rows=few_rows)
+    return [entry.row.name for entry in batch]  # type: ignore[attr-defined]
 
 
 def queue_of(*requests: list[FakeRow], clients: str = "") -> tuple[RowQueue, list[Ticket]]:
@@ -92,6 +95,17 @@ def test_requests_take_turns_a_row_each() -> None:
     assert take(queue) == ["a1", "b1", "c1", "a2"]
     assert take(queue) == ["c2", "a3", "a4", "a5"]
     assert queue.num_rows == 0
+
+
+def test_a_giants_batches_are_short_and_others_may_be_whole() -> None:
+    giant = [f"g{n}" for n in range(GIANT_ROWS + 1)]
+    queue, _ = queue_of(rows(*giant), rows("b1", "b2", "b3"), rows("c1"), clients="xxy")
+
+    assert take(queue, 8, few_rows=2) == ["g0", "c1", "b1", "b2", "b3"]
+    assert [take(queue, 8, few_rows=2) for _ in range(8)] == [
+        [giant[n], giant[n + 1]] for n in range(1, GIANT_ROWS + 1, 2)
+    ]
+    assert (take(queue, 8, few_rows=2), queue.num_rows) == ([], 0)
 
 
 def test_clients_take_turns_before_their_requests_do() -> None:
@@ -130,19 +144,20 @@ def test_a_request_that_has_started_is_finished_whatever_its_deadline() -> None:
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=6), max_size=8),
+    st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=GIANT_ROWS + 9), max_size=8),
     st.text("xyz", min_size=8, max_size=8),
     st.integers(1, 5),
     st.integers(1, 400),
+    st.integers(1, 5),
 )
 def test_every_row_leaves_once_within_the_limits(
-    lengths: list[list[int]], clients: str, max_rows: int, max_tokens: int
+    lengths: list[list[int]], clients: str, max_rows: int, max_tokens: int, few_rows: int
 ) -> None:
     requests = [[FakeRow(f"{i}.{j}", n) for j, n in enumerate(request)] for i, request in enumerate(lengths)]
     queue, _ = queue_of(*requests, clients=clients[: len(requests)])
     left = {row.name: row.num_tokens for request in requests for row in request}
     while queue.num_rows:
-        names = take(queue, max_rows=max_rows, max_tokens=max_tokens)
+        names = take(queue, max_rows=max_rows, max_tokens=max_tokens, few_rows=few_rows)
         assert 1 <= len(names) <= max_rows
         taken = [left.pop(name) for name in names]
         assert len(taken) == 1 or max(taken) * len(taken) <= max_tokens
@@ -177,7 +192,7 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "num_rows", "seconds", "next_limit"),
+    ("few", "num_rows", "seconds", "wanted"),
     [
         (32, 32, 0.4, 4),  # too long: as many as take 0.05 s
         (32, 1, 0.4, 1),  # one long row
@@ -185,23 +200,25 @@ def test_a_giant_request_delays_a_small_one_by_at_most_one_batch() -> None:
         (4, 4, 0.03, 6),
         (4, 4, 0.001, 8),  # at most twice as many at a time
         (32, 32, 0.001, 32),
+        (4, 16, 0.2, 4),
         (8, 3, 0.01, 8),  # no more waited
         (1, 1, 0.03, 1),
         (1, 1, 0.02, 2),
         (1, 1, 0.0, 2),
     ],
 )
-def test_a_batch_has_as_many_rows_as_its_time_allows(
-    limit: int, num_rows: int, seconds: float, next_limit: int
-) -> None:
-    assert adapt_rows(limit, num_rows, seconds, 0.05, 32) == next_limit
+def test_a_batch_has_as_many_rows_as_its_time_allows(few: int, num_rows: int, seconds: float, wanted: int) -> None:
+    assert adapt_rows(few, num_rows, seconds, 0.05, 32) == wanted
 
 
 def test_a_giant_whose_rows_take_long_gets_few_of_them_into_a_batch() -> None:
     model = FakeModel()
     with running(model, max_batch_s=1e-9) as batcher:
-        assert result(batcher.submit(rows(*"abcdefg"), WAIT_S)) == list("abcdefg")
-        assert model.batches == [["a", "b", "c", "d"], ["e"], ["f"], ["g"]]
+        names = [f"g{n}" for n in range(GIANT_ROWS + 1)]
+        assert result(batcher.submit(rows(*names), WAIT_S)) == names
+        assert [len(batch) for batch in model.batches] == [4, *[1] * 13]
+        assert result(batcher.submit(rows(*"abcd"), WAIT_S)) == list("abcd")
+        assert model.batches[-1] == list("abcd")
 
 
 def test_a_request_is_admitted_whole_or_refused_whole() -> None:

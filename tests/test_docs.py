@@ -42,7 +42,7 @@ FOREIGN = frozenset(
         "systemctl",
     ]
 )
-FOREIGN_FLAGS = frozenset(("--help", "--no", "--tmpfs", "--gpus"))  # `--no-…` stands for every switch
+FOREIGN_FLAGS = frozenset(("--help", "--no", "--tmpfs", "--gpus", "--unix-socket"))  # `--no-…` stands for every switch
 
 
 def blocks(page: Path, language: str) -> list[tuple[str, str]]:

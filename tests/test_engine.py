@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import STARTER, make_decision_checkpoint
+from live import Server
 from safetensors.torch import load_file, save_file
 
 from checkpoint import open_checkpoint
@@ -410,3 +411,11 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
         check=True,
     )
     assert found.stdout.split() == ["transformers", "False", "broken"]
+
+
+def test_the_server_measures_what_a_pass_costs(live: Server) -> None:
+    """In this process it is given, see conftest.py."""
+    facts = json.loads(live.request("GET", "/health")[2])
+    assert facts["launch_tokens"] in [2**n for n in range(5, 13)]
+    assert facts["tuning"]["threads"].startswith(f"{facts['threads']}: ")
+    assert set(facts["tuning"]) == {"dtype", "matmul", "threads"}

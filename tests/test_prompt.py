@@ -114,7 +114,7 @@ def test_rows_of_one_request_are_those_of_requests_of_their_own(state: str, inst
 
 
 @pytest.mark.parametrize("prompter", [CHAT, POINTER])
-@pytest.mark.parametrize("state", ["", "Hello.", "a <b>\n", {"a": [1, "<|mark|>"]}, "é" * 50, "\n\n", "word " * 50])
+@pytest.mark.parametrize("state", ["", "Hello.", "a <b>\n", {"a": [1, "<|mark|>"]}, "é é " * 25, "\n\n", "word " * 50])
 def test_rows_know_how_far_the_prompts_of_all_questions_agree(prompter: Prompter, state: Any) -> None:
     """That much is computed once: at least all of the state but its last word, at most what truly agrees."""
     rows = prompter.render(request(state, n=NOUL, c=CHOICE, s=SCORE, o={"type": "noul", "instructions": "Ist es?"}))
