@@ -15,6 +15,7 @@ from errors import StartupError
 STARTER_MODEL = Path(__file__).resolve().parent / "model"
 ENVIRONMENT_PREFIX = "ONEPASS_"
 API_KEY_VARIABLE = "ONEPASS_API_KEY"
+ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,]+")
 MIN_IDLE_TIMEOUT_S = 65  # the official SDK reuses a connection for up to 30 s, load balancers for 60 s
 
 
@@ -88,6 +89,9 @@ class Config:
             raise StartupError(f"--revision needs a Hub repository, but --model {self.model} is a folder")
         if self.device == "cpu" and self.dtype == "float16":
             raise StartupError("--dtype float16 needs --device cuda; on a CPU use float32 or bfloat16")
+        for origin in filter(None, (part.strip() for part in self.allowed_origins.split(","))):
+            if not ORIGIN.fullmatch(origin):
+                raise StartupError(f"--allowed-origins: {origin!r} is no origin such as https://example.com, nor *")
         if not self.host:
             raise StartupError("--host must be an address; 0.0.0.0 listens on all")
         if not re.fullmatch("[0-7]{3}", self.uds_mode):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 2, 130, 141  # the last two as a shell says them
 # The settings that mean nothing in a process of one's own; all others are flags of every command
+MAX_SECONDS = 3600  # that `bench` measures; with 0 each cell takes the fewest requests
 HTTP_SETTINGS = frozenset(
     (
         "host",
@@ -126,8 +127,16 @@ def add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
+def seconds(text: str) -> float:
+    """argparse's type of a time to measure."""
+    value = float(text)
+    if not 0 <= value <= MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {MAX_SECONDS} seconds, not {text}")
+    return value
+
+
 def add_bench(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--seconds", type=float, default=60.0, help="time to measure, in all (default: 60)")
+    command.add_argument("--seconds", type=seconds, default=60.0, help="time to measure, in all (default: 60)")
     command.add_argument("--json", action="store_true", help="print JSON; the default where the output is no terminal")
 
 

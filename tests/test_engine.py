@@ -113,7 +113,7 @@ def about(loaded: Loaded, num_words: int, seed: int = 0, count: int = 6, encodin
     return loaded.prompter.render(parse_request(json.dumps(body).encode()))
 
 
-@pytest.mark.parametrize("num_words", [30, 64, 65, 200, 500])
+@pytest.mark.parametrize("num_words", [64, 65, 80, 200, 500])
 def test_a_shared_state_gives_the_scores_of_whole_rows(starter: Loaded, plain: Loaded, num_words: int) -> None:
     rows = about(starter, num_words)
     engine: Any = starter.engine
