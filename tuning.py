@@ -26,9 +26,10 @@ from template import Readout
 ROUNDS = 5
 PROBE_TOKENS, FEW_TOKENS = 128, 16
 MIN_GAIN = {"bfloat16": 1.5, "matmul": 1.15, "pack": 1.15, "threads": 1.2}  # times faster than the default
-PACK_MAX_LOSS = 1.1  # on long rows
+PACK_MAX_LOSS = 1.1  # at the other length
 # Narrower models spend their time beside the products: the pass itself is timed for them, and packing brings nothing
 NARROW = 512
+WIDE = 1024  # from here on a pass takes most of a second, and all cores are used without timing one
 PASS_TOKENS = {"cpu": (16, 64, 256), "cuda": (64, 512, 4096)}
 PASS_BUDGET_S = 1.0  # a pass that takes longer than what is left of it is the last one timed
 
@@ -138,7 +139,7 @@ def _pays_to_pack(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> bool:
             [lambda: F.linear(tokens, matrix), lambda: kernels.linear(tokens, packed)]  # noqa: B023 - called here
         )
         gains.append(plain_s / packed_s)
-    pays = gains[0] >= MIN_GAIN["pack"] and gains[1] >= 1 / PACK_MAX_LOSS
+    pays = max(gains) >= MIN_GAIN["pack"] and min(gains) >= 1 / PACK_MAX_LOSS
     said = f"{gains[0]:.2f} times as fast at {FEW_TOKENS} tokens, {gains[1]:.2f} at {PROBE_TOKENS}"
     reasons["pack"] = f"{'yes' if pays else 'no'}: {said}"
     return pays
@@ -151,11 +152,15 @@ def choose_threads(run: Callable[[int], object], hidden_size: int, reasons: dict
         reasons["threads"] = "1: there is no other core"
         return
 
+    if hidden_size >= WIDE:
+        reasons["threads"] = f"{most}: products as large as this model's gain from all"
+        return
+
     def with_threads(count: int) -> None:
         torch.set_num_threads(count)
-        run(PROBE_TOKENS if hidden_size < NARROW else FEW_TOKENS)
+        run(PROBE_TOKENS)
 
-    one_s, all_s = best_times([lambda: with_threads(1), lambda: with_threads(most)], 3 if hidden_size < NARROW else 1)
+    one_s, all_s = best_times([lambda: with_threads(1), lambda: with_threads(most)], rounds=3)
     chosen = most if one_s >= MIN_GAIN["threads"] * all_s else 1
     torch.set_num_threads(chosen)
     reasons["threads"] = f"{chosen}: {most} are {one_s / all_s:.2f} times as fast as one"

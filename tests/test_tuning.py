@@ -84,8 +84,11 @@ def test_another_library_multiplies_if_it_is_faster_and_as_exact(
     assert torch.get_float32_matmul_precision() == expected
 
 
-@pytest.mark.parametrize(("few", "many", "expected"), [(0.5, 1, True), (0.95, 1, False), (0.5, 1.5, False)])
-def test_weights_are_packed_where_short_rows_gain_and_long_ones_do_not_lose(
+@pytest.mark.parametrize(
+    ("few", "many", "expected"),
+    [(0.5, 1, True), (1, 0.7, True), (0.95, 1, False), (0.5, 1.5, False), (1.5, 0.5, False)],
+)
+def test_weights_are_packed_where_rows_of_one_length_gain_and_those_of_the_other_do_not_lose(
     monkeypatch: pytest.MonkeyPatch, folder: Path, few: float, many: float, expected: bool
 ) -> None:
     with_times(monkeypatch, (1, 1), (1, few), (1, many))
@@ -113,6 +116,14 @@ def test_threads_are_used_where_they_help(
     assert seen == [1, 2]
     assert torch.get_num_threads() == expected
     assert reasons["threads"].startswith(f"{expected}: ")
+
+
+def test_wide_models_use_all_threads_untimed() -> None:
+    torch.set_num_threads(2)
+    reasons: dict[str, str] = {}
+    tuning.choose_threads(lambda _: pytest.fail("a pass was timed"), 1024, reasons)
+    assert torch.get_num_threads() == 2
+    assert reasons["threads"].startswith("2: ")
 
 
 def test_passes_are_timed_until_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
