@@ -104,7 +104,7 @@ def test_a_configuration_that_says_nothing_is_served_with_the_defaults(tmp_path:
     assert (choice.dtype, choice.packs) == (torch.float32, False)
 
 
-@pytest.mark.parametrize(("one_s", "all_s", "expected"), [(2, 1, 2), (1.1, 1, 1), (1, 3, 1)])
+@pytest.mark.parametrize(("one_s", "all_s", "expected"), [(2, 1, 2), (1.05, 1, 1), (1, 3, 1)])
 def test_threads_are_used_where_they_help(
     monkeypatch: pytest.MonkeyPatch, one_s: float, all_s: float, expected: int
 ) -> None:
