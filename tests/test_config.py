@@ -24,7 +24,11 @@ def test_a_switch_reads_the_usual_words(text: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "message"),
     [
-        (["--allowed-origins", "https://a.example, foo"], {}, "'foo' is no origin such as https://example.com, nor *"),
+        (
+            ["--allowed-origins", "https://a.example, foo"],
+            {},
+            "--allowed-origins: 'foo' is no origin such as https://example.com, nor *",
+        ),
         (["--port", "x"], {}, "--port must be a whole number, not 'x'"),
         (["--port", "65536"], {}, "--port must be from 0 to 65535, not 65536"),
         ([], {"ONEPASS_PORT": "x"}, "ONEPASS_PORT must be a whole number, not 'x'"),
