@@ -18,7 +18,7 @@ from checkpoint import weight_files
 from errors import StartupError
 from graphs import Backend, Graph, Graphs, Outputs, Work, largest_first
 from heads import Head, LabelHead, PointerHead
-from inputs import Inputs, Sizes, count_reads, count_scores, empty_inputs, make_inputs
+from inputs import DEFAULT_MAX_TOKENS, Inputs, Sizes, count_reads, count_scores, empty_inputs, make_inputs
 from plan import first_fit
 from prefix import Prefix, Room, stack
 from prompt import Beginning, Row, Shown, shift
@@ -26,7 +26,6 @@ from template import Readout
 from tower import Tower
 from weights import SafetensorsReader
 
-DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
 GRAPH_TOLERANCE = 2e-2  # of the largest output; kernels may add up in another order under capture, in bfloat16
 PROBE_ID_STEP = 7  # token ids of the self-check, spread over the vocabulary
 
@@ -185,7 +184,8 @@ class FastBody:
         width = max(row.num_tokens - start for row, start in zip(rows, starts, strict=True))
         num_rows, past = first_fit(self.ladder.rows, len(rows)), max(starts)
         if max(map(count_reads, rows)) > self.ladder.reads or max(map(count_scores, rows)) > self.ladder.scores:
-            return self.graphs.find(Shape("too many scores", num_rows, width, past))
+            self.graphs.num_plain += 1
+            return None
         if past:
             past = first_fit(self.ladder.pasts, past)
             return self.graphs.find(Shape("continue", num_rows, first_fit(self.ladder.suffix_widths, width), past))

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from prompt import Row
 
+DEFAULT_MAX_TOKENS = 4096  # of a row, for a configuration that names no limit
+
 Sizes = tuple[int, int, int, int]  # rows, tokens of a row, states read of a row, scores of a row
 
 

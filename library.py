@@ -14,12 +14,11 @@ from torch import Tensor
 
 from errors import StartupError
 from heads import Head, LabelHead, PointerHead
-from inputs import Inputs, make_inputs
+from inputs import DEFAULT_MAX_TOKENS, Inputs, make_inputs
 from prefix import Prefix
 from prompt import Beginning, Row
 from template import Readout
 
-DEFAULT_MAX_TOKENS = 4096  # for a configuration that names no limit
 # These rescale the rotary frequencies by the batch's longest row: a row's answer would depend on the others.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 GPU_PACKAGES = ("fla", "causal_conv1d")
