@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, ShuttingDown, WorkerDead
+from row_cache import RowCache
 
 logger = logging.getLogger(__name__)
 
@@ -194,11 +195,13 @@ class Batcher:
         batch_window_s: float = 0.0,
         max_batch_s: float = math.inf,
         stall_s: float = math.inf,
+        max_kept_tokens: int = 0,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone. A giant
-        request gets no more of a batch than its turn where that would take longer than `max_batch_s`. While one takes
-        longer than `stall_s`, nothing is admitted.
+        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone; the others
+        are kept for when the row is asked for again, those of `max_kept_tokens`. A giant request gets no more of a
+        batch than its turn where that would take longer than `max_batch_s`. While one takes longer than `stall_s`,
+        nothing is admitted.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
@@ -211,13 +214,12 @@ class Batcher:
         self._few_rows = max_batch_rows  # how many take `max_batch_s`
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
-        self._last_results: dict[Hashable, Any] = {}  # of the last batch, by the keys of its rows
-        self._last_ended = 0.0
+        self._kept = RowCache(max_kept_tokens)
         self._has_idle_work = True
         self._seconds_per_row = 0.0
         self.num_batches = self.num_rows = 0
         self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
-        self.num_repeated_rows = 0  # answered by the run of another row with the same key
+        self.num_repeated_rows = 0  # answered by an earlier run, or that of another row with the same key
         self.beat_at = time.monotonic()  # when the worker last came round
 
     def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
@@ -325,13 +327,13 @@ class Batcher:
 
     def _serve(self, batch: list[Entry]) -> None:
         started = time.monotonic()
-        results = self._run_each_once(batch)
+        results, num_run = self._run_each_once(batch)
         seconds = time.monotonic() - started
         logger.debug("batch: rows=%d ms=%.1f", len(batch), seconds * 1e3)
         self.num_batches += 1
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
-        self._few_rows = adapt_rows(self._few_rows, len(batch), seconds, self._max_batch_s, self._max_rows)
+        self._few_rows = adapt_rows(self._few_rows, num_run, seconds, self._max_batch_s, self._max_rows)
         per_row = seconds / len(batch)
         self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []
@@ -356,25 +358,22 @@ class Batcher:
             return [ticket.results[row] for row in range(len(ticket.rows))]
         return None
 
-    def _run_each_once(self, batch: list[Entry]) -> list[Any]:
-        """Results in order; rows with the same key run once, and not at all if the batch that ran while they waited had
-        one such."""
+    def _run_each_once(self, batch: list[Entry]) -> tuple[list[Any], int]:
+        """Results in order, and how many rows ran: of those with the same key one, and none whose result is kept."""
         keys = [entry.row.key for entry in batch]
-        results = {
-            key: self._last_results[key]
-            for key, entry in zip(keys, batch, strict=True)
-            if key in self._last_results and entry.ticket.queued_at < self._last_ended
-        }
+        results = self._kept.find(keys)
         to_run = {key: entry.row for key, entry in zip(keys, batch, strict=True) if key not in results}
-        if to_run:
-            results |= zip(to_run, self._run_or_isolate(list(to_run.values())), strict=True)
+        for key, result in zip(to_run, self._run_or_isolate(list(to_run.values())), strict=True):
+            results[key] = result
+            if not isinstance(result, ApiError):
+                self._kept.put(key, to_run[key].num_tokens, result)
         self.num_repeated_rows += len(batch) - len(to_run)
-        self._last_results = {key: result for key, result in results.items() if not isinstance(result, ApiError)}
-        self._last_ended = time.monotonic()
-        return [results[key] for key in keys]
+        return [results[key] for key in keys], len(to_run)
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:
         """A batch that fails, or has no memory, is run again row by row, so that only the culprit fails."""
+        if not rows:
+            return []
         try:
             results = self._run(rows)
             if len(results) != len(rows):

@@ -62,7 +62,9 @@ class Config:
     )
     batch_invariant: bool = _setting(False, "bit-identical answers whatever shares the batch: each row runs alone")
     share_state: bool = _setting(True, "compute what questions have in common once, not for each of them")
-    state_cache_mb: int = _setting(256, "memory for states that come again; 0: none", minimum=0, maximum=1 << 20)
+    state_cache_mb: int = _setting(
+        256, "memory for states that come again; 0: nothing is kept, answers neither", minimum=0, maximum=1 << 20
+    )
     graph_memory_mb: int = _setting(8192, "CUDA: memory for captured graphs; 0: none", minimum=0, maximum=1 << 20)
     fast_start: bool = _setting(False, "CUDA: serve once the common graphs are captured, the rest while idle")
     max_prompt_tokens: int = _setting(0, "longest prompt row; 0: what the model reads", minimum=0, maximum=1 << 22)

@@ -50,6 +50,7 @@ MODEL_ALIAS = "jev-latest"  # the official clients' default name
 LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
+KEPT_TOKENS = 1 << 19  # of rows whose results are kept: 10,000 short ones, 20 MB or so
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
 LIMITS = ("max_batch_rows", "max_batch_tokens", "max_batch_ms", "max_queued_rows", "batch_window_ms", "timeout_s")
 
@@ -112,6 +113,7 @@ class Decider:
             batch_window_s=config.batch_window_ms / 1000,
             max_batch_s=config.max_batch_ms / 1000 or math.inf,
             stall_s=config.timeout_s,  # who is queued now would be given up
+            max_kept_tokens=KEPT_TOKENS if config.state_cache_mb else 0,
             idle=self._idle,
         )
         self._large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)

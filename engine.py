@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +64,8 @@ class Body(Protocol):
     def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]: ...
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor: ...
+
+    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]: ...
 
 
 @dataclass(slots=True)
@@ -137,6 +139,12 @@ class Engine:
             **(self.tower.describe() if self.tower else {}),
         }
 
+    @property
+    def _keeps_in_passing(self) -> bool:
+        """A new state with one question is computed with it, in one pass. Not if answers have to be the same to the
+        bit, and not with graphs, whose passes do the one or the other."""
+        return not self._mixes_prefixes and self._limits.max_rows > 1
+
     def forward(self, rows: list[Row]) -> list[Scores]:
         """Raw option scores in float32 arithmetic, one list a row, in row order; a score may be NaN.
 
@@ -156,25 +164,32 @@ class Engine:
 
     def _forward(self, rows: list[Row]) -> list[Scores]:
         scores: list[Scores] = [[] for _ in rows]
-        beginnings = [self._beginning(row) for row in rows]
-        whole = [index for index, ids in enumerate(beginnings) if ids is None]
+        beginnings = {i: found for i, row in enumerate(rows) if (found := self._beginning(row)) is not None}
+        whole = [index for index in range(len(rows)) if index not in beginnings]
         lengths, see = [rows[i].num_tokens for i in whole], [bool(rows[i].pictures) for i in whole]
         for batch in plan_batches(lengths, self._cost, self._limits, see):
             self._score(rows, [whole[place] for place in batch.rows], None, scores)
-        distinct = list(dict.fromkeys(ids for ids in beginnings if ids is not None))
-        step = MAX_NEW_PREFIXES if self._mixes_prefixes else 1
+        members_of: dict[Beginning, list[int]] = {}
+        for index, beginning in beginnings.items():
+            members_of.setdefault(beginning, []).append(index)
+        if self._keeps_in_passing:
+            for beginning, members in list(members_of.items()):
+                if len(members) == 1 and beginning.key not in self._states:
+                    del members_of[beginning]
+                    scores[members[0]] = self._score_and_begin(rows[members[0]], beginning)
+        distinct, step = list(members_of), MAX_NEW_PREFIXES if self._mixes_prefixes else 1
         for start in range(0, len(distinct), step):
             prefixes = self._begin(distinct[start : start + step])
-            members = [index for index, ids in enumerate(beginnings) if ids in prefixes]
+            members = sorted(index for beginning in prefixes for index in members_of[beginning])
             for part in self._plan_suffixes(rows, members, beginnings):
                 self._score(rows, part, [prefixes[beginnings[i]] for i in part], scores)
         return scores
 
     def _plan_suffixes(
-        self, rows: Sequence[Row], members: list[int], beginnings: Sequence[Beginning | None]
+        self, rows: Sequence[Row], members: list[int], beginnings: Mapping[int, Beginning]
     ) -> Iterable[list[int]]:
         """Batches of rows that continue a prefix: on a CPU one and the same, with graphs any of like length."""
-        pasts = [one.num_tokens for i in members if (one := beginnings[i]) is not None]
+        pasts = [beginnings[i].num_tokens for i in members]
         lengths = [rows[i].num_tokens - past for i, past in zip(members, pasts, strict=True)]
         groups: list[Any] = [beginnings[i] for i in members]
         if isinstance(self._body, FastBody) and self._mixes_prefixes:
@@ -205,9 +220,9 @@ class Engine:
         self._states.pin(ids, self._body.begin([beginning])[0])
         return True
 
-    def _begin(self, beginnings: Sequence[Beginning]) -> dict[Beginning | None, Prefix]:
+    def _begin(self, beginnings: Sequence[Beginning]) -> dict[Beginning, Prefix]:
         """The prefix of each, from the cache or computed, those of like length together."""
-        found: dict[Beginning | None, Prefix] = {}
+        found: dict[Beginning, Prefix] = {}
         missing: list[Beginning] = []
         for beginning in beginnings:
             prefix = self._states.get(beginning.key)
@@ -219,8 +234,7 @@ class Engine:
         lengths, see = [one.num_tokens for one in missing], [bool(one.pictures) for one in missing]
         for batch in plan_batches(lengths, self._cost, self._limits, see):
             together = [missing[place] for place in batch.rows]
-            past_ids = self._states.find_pinned(together[0].ids) if len(together) == 1 else None
-            past = None if past_ids is None else self._states.get(past_ids)
+            past = self._pinned_past(together[0]) if len(together) == 1 else None
             before = 0 if past is None else past.num_tokens
             made = self._body.begin([one.after(before) for one in together], past)
             num_tokens = sum(one.num_tokens - before for one in together)
@@ -231,6 +245,20 @@ class Engine:
                 found[beginning] = prefix
                 self._states.put(beginning.key, prefix)
         return found
+
+    def _pinned_past(self, beginning: Beginning) -> Prefix | None:
+        ids = self._states.find_pinned(beginning.ids)
+        return None if ids is None else self._states.get(ids)
+
+    def _score_and_begin(self, row: Row, beginning: Beginning) -> list[list[float]]:
+        """The scores of the only row of a new beginning, which is kept: one pass instead of two."""
+        past = self._pinned_past(beginning)
+        found, made = self._body.scores_and_beginning(row, past)
+        before = 0 if past is None else past.num_tokens
+        self.tokens.computed += row.num_tokens - before
+        self.tokens.reused += before
+        self._states.put(beginning.key, made)
+        return split_scores([row], found)[0]
 
     def _score(
         self, rows: Sequence[Row], chosen: list[int], prefixes: list[Prefix] | None, scores: list[Scores]

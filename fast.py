@@ -178,6 +178,18 @@ class FastBody:
             past = prefixes[0] if is_one else stack(prefixes)
         return self._score(make_inputs(rows, starts).map(lambda tensor: tensor.to(self._device)), past, pictures)
 
+    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]:
+        """The option scores of one row, and what its shared tokens leave behind, in one pass. past, of one row of text,
+        comes before them."""
+        start = 0 if past is None else past.num_tokens
+        inputs = make_inputs([row], [start]).map(lambda tensor: tensor.to(self._device))
+        tokens = self._tokens(inputs.ids, inputs.starts, [shift(row.pictures, start)])
+        hidden, prefix = qwen3_5.forward(
+            self._spec, self._weights, **tokens, read=inputs.reads, prefix=past, keep=row.num_shared - start
+        )
+        assert prefix is not None
+        return self._head.scores(hidden, inputs.score_reads, inputs.score_others), prefix
+
     def _graph_for(self, rows: Sequence[Row], starts: Sequence[int]) -> Graph[Buffers] | None:
         if self.graphs is None:
             return None
@@ -200,7 +212,7 @@ class FastBody:
         starts = torch.full(ids.shape[:1], 0 if past is None else past.num_tokens, device=ids.device)
         tokens = self._tokens(ids, starts, pictures)
         mind = lengths if len(ids) > 1 or self.graphs is not None else None
-        _, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, lengths=mind, prefix=past, want_prefix=True)
+        _, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, lengths=mind, prefix=past, keep=ids.shape[1])
         assert prefix is not None
         return prefix
 

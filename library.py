@@ -56,6 +56,9 @@ class LibraryBody:
     def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
         raise NotImplementedError
 
+    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]:
+        raise NotImplementedError
+
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor:
         if not self._pads and len(rows) > 1:
             parts = [self.scores([row])[0] for row in rows]

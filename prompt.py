@@ -98,7 +98,8 @@ class Row:
     @property
     def key(self) -> Hashable:
         """Rows with the same key have the same scores."""
-        return self.input_ids.tobytes(), self.reads, self.pictures
+        seen = tuple((shown.start, shown.picture.digest) for shown in self.pictures)
+        return self.input_ids.tobytes(), self.reads, seen
 
     def beginning(self) -> Beginning:
         """Its `num_shared` first tokens."""

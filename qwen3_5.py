@@ -291,7 +291,7 @@ class _Pass:
     chosen: Tensor  # (B * R,) where these are among B * T tokens
     lengths: Tensor | None  # (B,); None: no padding, or nobody to mind it
     real: Tensor  # (B, T) bool, what is not padding
-    keep: bool  # layers return what they leave behind
+    keep: int  # layers return what so many tokens of each row leave behind; 0: nothing
 
 
 def forward(
@@ -304,21 +304,21 @@ def forward(
     read: Tensor | None = None,
     lengths: Tensor | None = None,
     prefix: Prefix | None = None,
-    want_prefix: bool = False,
+    keep: int = 0,
 ) -> tuple[Tensor, Prefix | None]:
     """One pass over right-padded rows. Returns their final-norm hidden states (B, R, H) at the positions read and, if
-    wanted, the prefix that the rows are to others.
+    wanted, the prefix that the first `keep` of their T tokens are to others.
 
     input_ids (B, T) long or embeds (B, T, H); positions (B, T), or (3, B, T) for time, height and width, going on where
     the prefix's end; read (B, R) long, indices into T, None for none; prefix of B rows, or of one that all B continue.
     Padding after the last token read changes nothing before it. lengths (B,) long, the tokens of each row that are not
-    padding, matter to want_prefix alone: without them all T tokens of every row become part of the prefix."""
+    padding, matter to a prefix of all T alone: without them every row's T tokens become part of it."""
     x = F.embedding(input_ids, weights.embed) if embeds is None and input_ids is not None else embeds
     assert x is not None
     batch, length, _ = x.shape
     # Layers add to x in place, so it must not be the caller's tensor
     x = x.to(weights.dtype, copy=embeds is not None).reshape(batch * length, spec.hidden_size)
-    step = _plan(weights, positions, read, lengths if want_prefix else None, prefix, want_prefix)
+    step = _plan(weights, positions, read, lengths if keep == length else None, prefix, keep)
     states: list[State] = []
     for i, layer in enumerate(weights.layers):
         is_last = i + 1 == len(weights.layers)
@@ -334,14 +334,14 @@ def forward(
         gate, up = kernels.linear(normed, layer.gate_up).chunk(2, dim=-1)
         kernels.add_linear_(x, F.silu(gate).mul_(up), layer.down)
     hidden = kernels.rms_norm(x, weights.norm, spec.eps).view(batch, -1, spec.hidden_size)
-    if not want_prefix:
+    if not keep:
         return hidden, None
     before = () if prefix is None else (prefix.valid.expand(batch, -1),)
-    return hidden, Prefix(tuple(states), torch.cat((*before, step.real), dim=1))
+    return hidden, Prefix(tuple(states), torch.cat((*before, step.real[:, :keep]), dim=1))
 
 
 def _plan(
-    weights: Weights, positions: Tensor, read: Tensor | None, lengths: Tensor | None, prefix: Prefix | None, keep: bool
+    weights: Weights, positions: Tensor, read: Tensor | None, lengths: Tensor | None, prefix: Prefix | None, keep: int
 ) -> _Pass:
     batch, length = positions.shape[-2:]
     order = torch.arange(length, device=positions.device)
@@ -370,8 +370,11 @@ def _attention(spec: Spec, w: AttentionWeights, x: Tensor, step: _Pass, past: St
     v = k_v[:, :, 1].transpose(1, 2)
     if past is not None:
         k, v = (torch.cat((old.expand(batch, -1, -1, -1), new), dim=2) for old, new in zip(past, (k, v), strict=True))
-    mixed = kernels.attention(q, k, v, sight.mask) * q_gate[..., 1, :].sigmoid()
-    return mixed.flatten(2).flatten(0, 1), (k.contiguous(), v.contiguous()) if step.keep else None
+    mixed = (kernels.attention(q, k, v, sight.mask) * q_gate[..., 1, :].sigmoid()).flatten(2).flatten(0, 1)
+    if not step.keep:
+        return mixed, None
+    kept = k.shape[2] - x.shape[1] + step.keep
+    return mixed, (k[:, :, :kept].contiguous(), v[:, :, :kept].contiguous())
 
 
 def _linear_attention(spec: Spec, w: LinearWeights, x: Tensor, step: _Pass, past: State | None, is_last: bool) -> Mixed:
@@ -388,8 +391,15 @@ def _linear_attention(spec: Spec, w: LinearWeights, x: Tensor, step: _Pass, past
     q_k, v = torch.split(kernels.causal_conv_silu(qkv, w.conv, conv), [spec.conv_channels - values, values], dim=-1)
     q, k = q_k.view(batch, length, 2, key_heads, key_dim).unbind(2)
     v = v.view(batch, length, heads, -1)
-    core, recurrent = kernels.gated_delta_rule(q, k, v, decay, beta, state=recurrent, want_state=step.keep)
-    kept = None if recurrent is None else (kernels.last_inputs(qkv, w.conv.shape[1], conv, step.lengths), recurrent)
+    tokens = (q, k, v, decay, beta)
+    first = tuple(part[:, : step.keep] for part in tokens) if step.keep else tokens
+    core, recurrent = kernels.gated_delta_rule(*first, state=recurrent, want_state=step.keep > 0)
+    kept = None
+    if recurrent is not None:
+        kept = kernels.last_inputs(qkv[:, : step.keep], w.conv.shape[1], conv, step.lengths), recurrent
+    if 0 < step.keep < length:
+        rest = tuple(part[:, step.keep :] for part in tokens)
+        core = torch.cat((core, kernels.gated_delta_rule(*rest, state=recurrent)[0]), dim=1)
     core, z = core.flatten(0, 1), z.view(batch, length, heads, -1).flatten(0, 1)
     if is_last:
         core, z = core.index_select(0, step.chosen), z.index_select(0, step.chosen)

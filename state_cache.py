@@ -24,10 +24,12 @@ class StateCache(Generic[Value]):
         self._values: OrderedDict[bytes, Value] = OrderedDict()
         self._pinned: dict[bytes, Value] = {}
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._values or key in self._pinned
+
     def get(self, key: bytes) -> Value | None:
         value = self._pinned[key] if key in self._pinned else self._values.get(key)
         if value is None:
-            self.misses += 1
             return None
         self.hits += 1
         if key in self._values:
@@ -35,7 +37,8 @@ class StateCache(Generic[Value]):
         return value
 
     def put(self, key: bytes, value: Value) -> None:
-        """Keep it, unless it is larger than the whole cache."""
+        """Keep what had to be computed, unless it is larger than the whole cache."""
+        self.misses += 1
         if value.nbytes > self.max_bytes or key in self._values:
             return
         self._values[key] = value

@@ -91,7 +91,7 @@ def measure_shared(dtype: torch.dtype, rounds: int, layers: int, pack: bool) -> 
 
     def prefix() -> Prefix | None:
         start = order[:, :STATE_TOKENS]
-        return qwen3_5.forward(spec, weights, positions=start, input_ids=state, want_prefix=True)[1]
+        return qwen3_5.forward(spec, weights, positions=start, input_ids=state, keep=STATE_TOKENS)[1]
 
     def suffixes(start: Prefix | None) -> Tensor:
         return qwen3_5.forward(spec, weights, positions=after, input_ids=questions, read=last, prefix=start)[0]

@@ -21,6 +21,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "framing": {"backports", "compression"},
         "plan": set(),
         "process": set(),
+        "row_cache": set(),
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},

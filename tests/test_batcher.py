@@ -397,7 +397,7 @@ def test_callers_that_come_and_go_at_once_each_get_their_own() -> None:
 
 def test_rows_that_ask_the_same_run_once() -> None:
     model = FakeModel(is_held=True)
-    with running(model) as batcher:
+    with running(model, max_kept_tokens=20) as batcher:
         first = batcher.submit([FakeRow("a", same_as="x")], WAIT_S)
         assert model.started.acquire(timeout=WAIT_S)
         # While it runs: the same again, and something else twice
@@ -407,10 +407,32 @@ def test_rows_that_ask_the_same_run_once() -> None:
         assert [ticket.future.result(WAIT_S) for ticket in again] == [["a", "b"]] * 2
         assert model.batches == [["a"], ["b"]]
         assert batcher.num_repeated_rows == 3
-        # Nothing is kept for those who come when it is over
-        model.gate.release()
-        assert batcher.submit([FakeRow("a", same_as="x")], WAIT_S).future.result(WAIT_S) == ["a"]
-        assert model.batches == [["a"], ["b"], ["a"]]
+        # And when it is over, until others have been asked for since
+        assert result(batcher.submit([FakeRow("a", same_as="x")], WAIT_S)) == ["a"]
+        assert batcher.num_repeated_rows == 4
+        model.gate.release(2)
+        assert result(batcher.submit([FakeRow("c", same_as="z")], WAIT_S)) == ["c"]
+        assert result(batcher.submit([FakeRow("b", same_as="y")], WAIT_S)) == ["b"]
+        assert model.batches == [["a"], ["b"], ["c"], ["b"]]
+
+
+def test_a_batch_of_repeated_rows_costs_nothing_and_says_nothing_of_what_fits() -> None:
+    model = FakeModel()
+    with running(model, max_kept_tokens=100) as batcher:
+        for _ in range(3):
+            asked = [FakeRow(name, same_as=name) for name in "abc"]
+            assert result(batcher.submit(asked, WAIT_S)) == ["a", "b", "c"]
+        assert model.batches == [["a", "b", "c"]]
+        assert batcher.num_rows == 9
+
+
+def test_with_nothing_kept_only_what_shares_a_batch_runs_once() -> None:
+    model = FakeModel()
+    with running(model) as batcher:
+        for _ in range(2):
+            asked = [FakeRow("a", same_as="x"), FakeRow("a", same_as="x")]
+            assert result(batcher.submit(asked, WAIT_S)) == ["a", "a"]
+        assert model.batches == [["a"], ["a"]]
 
 
 def test_who_leaves_takes_no_answer_from_others_that_ask_the_same() -> None:

@@ -106,7 +106,7 @@ class Pair:
     def prefix(self, ids: Tensor, positions: Tensor | None = None, **kwargs: Any) -> Prefix:
         start = kwargs["prefix"].valid.shape[1] if "prefix" in kwargs else 0
         positions = torch.arange(ids.shape[1]).expand(ids.shape[0], -1) + start if positions is None else positions
-        kwargs |= {"positions": positions, "want_prefix": True}
+        kwargs |= {"positions": positions, "keep": ids.shape[1]}
         hidden, prefix = forward(self.spec, self.weights, input_ids=ids, **kwargs)
         assert prefix is not None
         assert hidden.shape[1] == 0
@@ -303,6 +303,27 @@ def test_one_prefix_serves_seven_right_padded_suffixes(pair: Pair, fork: str):
         assert distance(suffixes[i, : len(end)], whole) < TOLERANCE
 
 
+@pytest.mark.parametrize(("keep", "length"), [(1, 2), (3, 9), (64, 70), (63, 200), (130, 131), (40, 170)])
+@pytest.mark.parametrize("num_before", [0, 75])
+def test_a_pass_keeps_what_its_first_tokens_leave_behind(pair: Pair, keep: int, length: int, num_before: int):
+    """Beside the hidden states of all of them; both as from a pass of the beginning and one of the rest."""
+    before = pair.prefix(tokens(1, num_before)) if num_before else None
+    past: dict[str, Any] = {} if before is None else {"prefix": before}
+    ids = tokens(2, length)
+    order = torch.arange(length).expand(2, -1) + num_before
+    hidden, kept = forward(
+        pair.spec, pair.weights, positions=order, input_ids=ids, read=order - num_before, keep=keep, **past
+    )
+    apart = pair.prefix(ids[:, :keep], **past)
+    assert kept is not None
+    assert kept.num_tokens == apart.num_tokens == num_before + keep
+    for mine, theirs in zip(kept.layers, apart.layers, strict=True):
+        assert max(distance(one, other) for one, other in zip(mine, theirs, strict=True)) < TOLERANCE
+    assert distance(pair.logits(hidden), pair.ours(ids, **past)) < TOLERANCE
+    last = tokens(2, 9, seed=5)
+    assert distance(pair.ours(last, prefix=kept), pair.ours(last, prefix=apart)) < TOLERANCE
+
+
 PREFIX_ROWS = [tokens(n, seed=n) for n in (2, 40, 90)]
 
 
@@ -349,7 +370,7 @@ def test_an_image_prefix_with_its_own_positions_serves_text_suffixes(pair: Pair)
     start = torch.cat((torch.arange(4).expand(3, -1), grid, torch.arange(10, 13).expand(3, -1)), dim=1)[:, None]
     embeds = torch.randn(1, 31, TINY["hidden_size"], generator=torch.Generator().manual_seed(4)) * 0.1
     ends, after = tokens(2, 9), torch.arange(13, 22).expand(3, 2, -1)
-    _, prefix = forward(pair.spec, pair.weights, positions=start, embeds=embeds, want_prefix=True)
+    _, prefix = forward(pair.spec, pair.weights, positions=start, embeds=embeds, keep=31)
     assert prefix is not None
     ours = pair.ours(ends, after, prefix=prefix)
     whole = torch.cat((embeds.expand(2, -1, -1), pair.model.model.embed_tokens(ends)), dim=1)
@@ -372,7 +393,7 @@ def test_neither_embeddings_nor_prefixes_are_written_to(pair: Pair):
     before: list[Tensor] = [embeds.clone()]
     prefix.map(lambda tensor: before.append(tensor.clone()) or tensor)
     order = torch.arange(9).expand(2, -1)
-    forward(pair.spec, pair.weights, positions=order + 9, embeds=embeds, read=order, prefix=prefix, want_prefix=True)
+    forward(pair.spec, pair.weights, positions=order + 9, embeds=embeds, read=order, prefix=prefix, keep=9)
     after: list[Tensor] = [embeds]
     prefix.map(lambda tensor: after.append(tensor) or tensor)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -423,7 +444,7 @@ def test_no_pass_reads_a_value_on_the_host(pair: Pair, monkeypatch: pytest.Monke
     spec, weights, grid = pair.spec, pair.weights, order.expand(3, -1, -1)
     with no_sync(monkeypatch):
         forward(spec, weights, positions=order, input_ids=ids, read=read)
-        _, prefix = forward(spec, weights, positions=grid, input_ids=ids, lengths=lengths, want_prefix=True)
+        _, prefix = forward(spec, weights, positions=grid, input_ids=ids, lengths=lengths, keep=70)
         assert prefix is not None
         fork = prefix.select(torch.tensor([1, 0]))
         forward(spec, weights, positions=order + lengths[:, None], input_ids=ids, read=read, prefix=fork)

@@ -1,5 +1,8 @@
 """Draws simple pictures and asks about them: what the starter's vision tower is trained and measured on.
 
+    python train/drawings.py drawings.png       # a sheet of what it is trained on
+    python train/drawings.py drawings.jsonl     # drawings that it never saw, with questions, for evaluate.py
+
 A drawing is made from a seed alone. Each has the words that name what is to be seen, by kind, and questions whose
 answers follow from how it was drawn.
 """
@@ -7,10 +10,14 @@ answers follow from how it was drawn.
 from __future__ import annotations
 
 import argparse
+import base64
+import io
+import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -67,6 +74,7 @@ AFFIRMING = {  # kind -> ways to ask whether it is so
     "trend": ("Is the line {}?",),
 }
 MAX_OPTIONS = 6
+HELD_OUT = 1 << 40  # drawings from this seed on are never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +197,42 @@ def draw_line(rng: random.Random, pen: ImageDraw.ImageDraw) -> dict[str, str]:
     return {"trend": trend}
 
 
+def held_out_rows(count: int) -> Iterator[dict[str, Any]]:
+    """Of `count` drawings a question about each fact, as evaluate.py reads them."""
+    for seed in range(HELD_OUT, HELD_OUT + count):
+        drawing, rng, png = draw(seed), random.Random(seed), io.BytesIO()
+        drawing.image.save(png, "PNG")
+        for kind in drawing.facts:
+            asked = drawing.ask(rng, kind)
+            criteria = dict.fromkeys(asked.options) or None
+            yield {
+                "dataset": kind,
+                "state": "<image:1>",
+                "images": [base64.b64encode(png.getvalue()).decode()],
+                "question": {
+                    "type": "choice" if criteria else "noul",
+                    "instructions": asked.instructions,
+                    "criteria": criteria,
+                },
+                "answer": asked.options[asked.answer] if criteria else asked.answer == 0,
+            }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="file for a sheet of drawings, such as drawings.png")
-    parser.add_argument("--seed", type=int, default=0, help="of the first one (default: %(default)s)")
+    parser.add_argument("out", type=Path, help="a .png for a sheet, a .jsonl for held-out rows")
+    parser.add_argument("--count", type=int, default=24, help="drawings (default: %(default)s)")
     options = parser.parse_args()
-    sheet = Image.new("RGB", (6 * SIDE, 4 * SIDE))
-    for place in range(24):
-        drawing = draw(options.seed + place)
-        sheet.paste(drawing.image, (place % 6 * SIDE, place // 6 * SIDE))
-        rng = random.Random(options.seed + place)
-        print(place, drawing.facts, drawing.ask(rng, rng.choice(sorted(drawing.facts))))
+    if options.out.suffix == ".jsonl":
+        lines = [json.dumps(row) + "\n" for row in held_out_rows(options.count)]
+        options.out.write_text("".join(lines), encoding="utf-8")
+        return
+    columns = 6
+    sheet = Image.new("RGB", (columns * SIDE, -(-options.count // columns) * SIDE))
+    for seed in range(options.count):
+        drawing = draw(seed)
+        sheet.paste(drawing.image, (seed % columns * SIDE, seed // columns * SIDE))
+        print(seed, drawing.facts)
     sheet.save(options.out)
 
 

@@ -1,7 +1,7 @@
 """Measures a checkpoint as it is served: accuracy per type and per set, calibration, order of the options, latency.
 
 MODEL is any checkpoint that the server loads, FILE any JSON Lines file (.gz or not) of rows with `state`, `question`
-and `answer`, and a `dataset` to tell sets apart. A noul counts as right on the right side of one half."""
+and `answer`, `images` if there are any, and a `dataset` to tell sets apart. A noul counts as right on the right side of one half."""
 
 import argparse
 import json
@@ -55,6 +55,8 @@ def ask(decider: Decider, requests: list[dict[str, Any]]) -> list[dict[str, Any]
 
 def as_request(row: dict[str, Any], encoding: str | None) -> dict[str, Any]:
     request = {"state": row["state"], "questions": {"q": row["question"]}}
+    if "images" in row:
+        request["images"] = row["images"]
     return request if encoding is None else {**request, "encoding": encoding}
 
 

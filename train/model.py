@@ -241,10 +241,12 @@ class PointerModel(nn.Module):
         texts_of = torch.cat([batch.instructions_of, batch.options_of])
         return torch.cat([asked.index_select(0, texts_of), answers, feed_forward(layer, summaries)])
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Returns scores of shape (Q, K), -inf where a row has fewer than K options."""
+    def forward(self, batch: Batch, more: Tensor | None = None) -> Tensor:
+        """Returns scores of shape (Q, K), -inf where a row has fewer than K options. more (N, hidden): the embeddings
+        of the token ids from the vocabulary's size on, such as those of pictures."""
         lm = self.lm.model
-        embedded = lm.embed_tokens(batch.vocabulary)
+        table = lm.embed_tokens.weight
+        embedded = F.embedding(batch.vocabulary, table if more is None else torch.cat([table, more]))
         x = self.gather(batch, embedded)
         kinds = lm.config.layer_types
         last_full = max(i for i, kind in enumerate(kinds) if kind == LAYERS["f"])

@@ -1,13 +1,10 @@
 """Trains a small vision tower for a text checkpoint whose weights stay as they are, on drawings that it draws itself.
 
-    python train/see.py --model model --run runs/see words       # patches land where the words' embeddings are
-    python train/see.py --model model --run runs/see questions   # then the answers, through the frozen model
-    python train/see.py --model model --run runs/see evaluate
-    python train/see.py --model model --run runs/see merge --out OUT
+    python train/see.py --run RUN train               # goes on from the run's last step
+    python train/see.py --run RUN merge --out OUT     # the checkpoint with the tower in it
 
-The language model's weights do not change, so its answers about texts do not either. Both kinds of training go on from
-what is in the run's folder, and save there every --save-every steps. `merge` writes the checkpoint as a
-Qwen3_5ForConditionalGeneration with a preprocessor_config.json, for transformers and for the server.
+The language model's weights do not change, so its answers about texts do not either. The loss is that of the answers,
+through the quick forward of model.py, and how far a picture's embeddings are from those of the words for what is in it.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +28,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 import torch.nn.functional as F
-from drawings import VOCABULARY, Asked, Drawing, draw
+from batches import Batch, Batcher
+from data import NOUL_NAMES, Row, Segments, number_rows
+from drawings import HELD_OUT, VOCABULARY, Asked, Drawing, draw
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
-from transformers import AutoTokenizer, Qwen3_5ForCausalLM
+from transformers import AutoTokenizer
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
+from wiring import is_boundary
 
 import vision
-from images import Picture, Settings
-from prompt import PictureTokens, Prompter, Row
-from template import DecisionFormat
-from tokens import picture_mark
-from tower import rope_positions
-from wire import Question, Request
+from images import Settings
+from model import load_model
 
 SHOWN = 192  # pixels a side of a drawing as the tower is shown it: 36 tokens
 SETTINGS = Settings(16, 2, min_pixels=SHOWN**2, max_pixels=SHOWN**2, mean=(0.5,) * 3, std=(0.5,) * 3)
-GRID, SHAPE = (SHOWN // 16, SHOWN // 16), (SHOWN // 32, SHOWN // 32)  # patches and tokens of a drawing
-TOKENS = {"start": "<|vision_start|>", "pad": "<|image_pad|>", "end": "<|vision_end|>"}
-HELD_OUT = 1 << 40  # drawings from this seed on are never trained on
-TEMPERATURE = 0.1  # of the contrast between the words of one kind
-COPIED = ("decision.json", "decision_template.jinja", "decision_template_joint.jinja", "head.safetensors")
+GRID, NUM_TOKENS = (SHOWN // 16, SHOWN // 16), (SHOWN // 32) ** 2  # patches a side, tokens of a drawing
+START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+BEFORE = ("", "", "", "Here is a picture: ", "A drawing. ", "The picture ")  # what the state says before it
+CONTRAST = 0.1  # temperature of the contrast between the words of one kind
+TEXT, TOWER = "model.language_model.", "model.visual."  # names in a checkpoint with a tower
 
 
 class Eyes(nn.Module):
@@ -84,7 +82,7 @@ class Eyes(nn.Module):
         last.bias[self.fixed] = self.constant[self.fixed]
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(B, 3, H, W) uint8, as they are shown, to (B, tokens, hidden), by the server's own forward."""
+        """(B, 3, H, W) uint8, as they are shown, to (B, NUM_TOKENS, hidden), by the server's own forward."""
         tensors = {f"visual.{name}": parameter for name, parameter in self.tower.named_parameters()}
         weights = vision.load_weights(self.spec, tensors, torch.device("cpu"), torch.float32)
         grid = vision.make_grid(self.spec, weights, *GRID)
@@ -93,57 +91,59 @@ class Eyes(nn.Module):
 
 
 class Reader:
-    """The frozen text checkpoint: prompts, their scores, and what words mean in it."""
+    """The frozen text checkpoint: the scores of answers, and what words mean in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        vocab = tokenizer.get_vocab()
-        if not vocab.keys() >= set(TOKENS.values()):
-            raise SystemExit(f"{folder}: the tokenizer must have {', '.join(TOKENS.values())}")
-        ids = {name: int(vocab[token]) for name, token in TOKENS.items()}
-        self.tokens = PictureTokens(ids["start"], ids["pad"], ids["end"])
-        self.decision = DecisionFormat.load(folder)
-        if self.decision.readout != "pointer":
-            raise SystemExit(f"{folder}: readout 'pointer' is needed")
-        self.prompter = Prompter(tokenizer, self.decision, max_tokens=1024, picture_tokens=self.tokens)
-        self.model: Any = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.requires_grad_(False)
-        self.head = load_file(folder / "head.safetensors")
-        self.head = {name: tensor.float() for name, tensor in self.head.items()}
-        table: Any = self.model.get_input_embeddings().weight
+        self.model = load_model(folder).requires_grad_(False)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.boundary = is_boundary(AutoTokenizer.from_pretrained(folder)).numpy()
+        decision = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
+        self.temperature: dict[str, float] = decision["temperature"]
+        table = self.model.lm.model.embed_tokens.weight
         self.words = {
-            word: table[tokenizer(f" {word}", add_special_tokens=False)["input_ids"]].mean(0)
+            word: table[self.tokenizer.encode(f" {word}", add_special_tokens=False).ids].mean(0)
             for words in VOCABULARY.values()
             for word in words
         }
 
-    def row(self, asked: Asked, picture: Picture) -> Row:
-        kind, options = ("choice", asked.options) if asked.options else ("noul", ("true", "false"))
-        question = Question("", kind, asked.instructions, options, (None,) * len(options))  # type: ignore[arg-type]
-        request = Request(picture_mark(0), (question,), encoding="per_question")
-        return self.prompter.render(request, [picture])[0]
+    def token_id(self, token: str) -> int:
+        found = self.tokenizer.token_to_id(token)
+        if found is None:
+            raise SystemExit(f"{self.folder}: the tokenizer has no {token}")
+        return int(found)
 
-    def scores(self, rows: list[Row], seen: Tensor) -> list[Tensor]:
-        """For each row the scores of its options. seen (B, tokens, hidden), what stands for each row's picture."""
-        width = max(row.num_tokens for row in rows)
-        ids = torch.zeros(len(rows), width, dtype=torch.long)
-        for place, row in zip(ids, rows, strict=True):
-            place[: row.num_tokens] = torch.from_numpy(np.array(row.input_ids, dtype=np.int64))
-        embeds = self.model.get_input_embeddings()(ids).clone()
-        for index, row in enumerate(rows):
-            start = row.pictures[0].start
-            embeds[index, start : start + seen.shape[1]] = seen[index]
-        positions = np.stack([rope_positions(width, row.pictures) for row in rows], axis=1)
-        states = self.model.model(
-            inputs_embeds=embeds, position_ids=torch.from_numpy(positions), use_cache=False
-        ).last_hidden_state
-        query, key = self.head["query.weight"], self.head["key.weight"]
-        scores = []
-        for state, row in zip(states, rows, strict=True):
-            *options, end = row.reads[0].positions
-            scores.append((state[options] @ key.T) @ (query @ state[end]) / len(query) ** 0.5)
-        return scores
+    def batch(self, asked: list[Asked], pictures: list[int], before: list[str]) -> Batch:
+        """Questions about pictures; token ids from the vocabulary's size on are the pictures' embeddings, in turn.
+
+        pictures: for each question the number of its picture; before: for each picture the text that precedes it.
+        """
+        rows = [
+            Row(one.kind, "", "choice", one.instructions, one.options, (None,) * len(one.options), one.answer)
+            if one.options
+            else Row(one.kind, "", "noul", one.instructions, NOUL_NAMES, (None, None), one.answer)
+            for one in asked
+        ]
+        segments = Segments(self.tokenizer)
+        numbered = number_rows(rows, segments)
+        first, vocab_size = len(segments.starts) - 1, len(self.boundary)
+        start, stop, end_state = (self.token_id(token) for token in (START, END, "<|end_state|>"))
+        states = [
+            [
+                *self.tokenizer.encode(text, add_special_tokens=False).ids,
+                start,
+                *range(vocab_size + index * NUM_TOKENS, vocab_size + (index + 1) * NUM_TOKENS),
+                stop,
+                end_state,
+            ]
+            for index, text in enumerate(before)
+        ]
+        segments.tokens = np.concatenate([segments.tokens, *states]).astype(np.int32)
+        ends = segments.starts[-1] + np.cumsum([len(state) for state in states])
+        segments.starts = np.concatenate([segments.starts, ends])
+        boundary = np.concatenate([self.boundary, np.zeros(len(before) * NUM_TOKENS, bool)])
+        batcher = Batcher(replace(numbered, state=first + np.array(pictures)), segments, boundary)
+        return batcher.batch(np.arange(len(rows)))
 
 
 def pixels_of(drawings: list[Drawing]) -> Tensor:
@@ -153,89 +153,74 @@ def pixels_of(drawings: list[Drawing]) -> Tensor:
     return shown
 
 
-def stand_in(pixels: Tensor) -> Picture:
-    return Picture(pixels, b"", GRID, SHAPE)
-
-
-def word_losses(reader: Reader, seen: Tensor, drawings: list[Drawing]) -> tuple[Tensor, dict[str, list[bool]]]:
-    """How far the mean of a picture's embeddings is from the words that name what is in it, and which were nearest."""
+def words_loss(reader: Reader, seen: Tensor, drawings: list[Drawing]) -> Tensor:
+    """How far the mean of a picture's embeddings is from the words that name what is in it, against their like."""
     pooled, losses = seen.mean(1), []
-    right: dict[str, list[bool]] = defaultdict(list)
     centre = torch.stack(list(reader.words.values())).mean(0)
     for kind, words in VOCABULARY.items():
         places = [index for index, drawing in enumerate(drawings) if kind in drawing.facts]
         if not places:
             continue
         meanings = F.normalize(torch.stack([reader.words[word] for word in words]) - centre, dim=-1)
-        likeness = F.normalize(pooled[places] - centre, dim=-1) @ meanings.T / TEMPERATURE
+        likeness = F.normalize(pooled[places] - centre, dim=-1) @ meanings.T / CONTRAST
         answers = torch.tensor([words.index(drawings[index].facts[kind]) for index in places])
         losses.append(F.cross_entropy(likeness, answers, reduction="sum"))
-        right[kind] += (likeness.argmax(-1) == answers).tolist()
-    # Patches must look like words, or the frozen layers have never seen anything like them
+    # Embeddings must be as large as words', or the frozen layers have never seen anything like them
     scale = torch.stack(list(reader.words.values())).norm(dim=-1).mean()
-    size = (seen.norm(dim=-1) / scale - 1).square().mean()
-    return torch.stack(losses).sum() / len(drawings) + size, right
+    loss: Tensor = torch.stack(losses).sum() / len(drawings) + (seen.norm(dim=-1) / scale - 1).square().mean()
+    return loss
 
 
-def question_losses(
-    reader: Reader, seen: Tensor, drawings: list[Drawing], rng: random.Random, *, asks_all: bool = False
+def answers_loss(
+    reader: Reader, seen: Tensor, drawings: list[Drawing], rng: random.Random
 ) -> tuple[Tensor, dict[str, list[bool]]]:
-    """Cross entropy of the answers to one question a drawing, or to one about each of its facts."""
-    rows, answers, names, places = [], [], [], []
-    for index, drawing in enumerate(drawings):
-        for kind in drawing.facts if asks_all else [rng.choice(sorted(drawing.facts))]:
-            asked = drawing.ask(rng, kind)
-            rows.append(reader.row(asked, stand_in(torch.zeros(3, 1, 1))))
-            is_swapped = not asked.options and reader.decision.noul_options[0] == "false"
-            answers.append(1 - asked.answer if is_swapped else asked.answer)
-            names.append(f"{kind}, {'choice' if asked.options else 'noul'}")
-            places.append(index)
-    losses = []
+    """Cross entropy of the answers to a question about each fact of each drawing; which were right, by kind and type."""
+    pairs = [(index, drawing.ask(rng, kind)) for index, drawing in enumerate(drawings) for kind in drawing.facts]
+    asked = [one for _, one in pairs]
+    batch = reader.batch(asked, [index for index, _ in pairs], [rng.choice(BEFORE) for _ in drawings])
+    scores = reader.model(batch, seen.flatten(0, 1))
+    types = ["choice" if one.options else "noul" for one in asked]
+    temperatures = torch.tensor([reader.temperature[name] for name in types])
     right: dict[str, list[bool]] = defaultdict(list)
-    for scores, answer, name in zip(reader.scores(rows, seen[places]), answers, names, strict=True):
-        losses.append(F.cross_entropy(scores[None], torch.tensor([answer])))
-        right[name].append(bool(scores.argmax() == answer))
-    return torch.stack(losses).mean(), right
+    for one, name, is_right in zip(asked, types, (scores.argmax(-1) == batch.answers).tolist(), strict=True):
+        right[f"{one.kind}, {name}"].append(is_right)
+    return F.cross_entropy(scores / temperatures[:, None], batch.answers), right
 
 
 def train(reader: Reader, eyes: Eyes, options: argparse.Namespace) -> None:
-    """Goes on from the run's last step; drawings follow from the step's number, so a stop changes nothing."""
+    """Drawings follow from the step's number, so a stop changes nothing."""
     path = options.run / "last.pt"
     optimizer = torch.optim.AdamW(eyes.parameters(), lr=options.lr, weight_decay=0.01)
-    steps: dict[str, int] = {}
+    first = 0
     if path.exists():
         saved = torch.load(path, weights_only=True)
-        steps = saved["steps"]
-        if options.command in steps:
-            optimizer.load_state_dict(saved["optimizer"])
-    seen_right: dict[str, list[bool]] = defaultdict(list)
-    started, first = time.monotonic(), steps.get(options.command, 0)
+        first = saved["step"]
+        optimizer.load_state_dict(saved["optimizer"])
+    shares: dict[str, list[bool]] = defaultdict(list)
+    started = time.monotonic()
     for step in range(first, options.steps):
         for group in optimizer.param_groups:
-            group["lr"] = options.lr * min(1.0, (step + 1) / 100, (options.steps - step) / (0.2 * options.steps))
-        seed = step * options.batch + (0 if options.command == "words" else HELD_OUT // 2)
+            group["lr"] = options.lr * min(1.0, (step + 1) / 100, (options.steps - step) / (0.3 * options.steps))
+        seed = step * options.batch
         drawings = [draw(seed + index) for index in range(options.batch)]
+        assert seed + options.batch <= HELD_OUT
         seen = eyes(pixels_of(drawings))
-        if options.command == "words":
-            loss, right = word_losses(reader, seen, drawings)
-        else:
-            loss, right = question_losses(reader, seen, drawings, random.Random(seed))
+        of_answers, right = answers_loss(reader, seen, drawings, random.Random(seed))
+        of_words = words_loss(reader, seen, drawings)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        (of_answers + of_words).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(eyes.parameters(), 1.0)
         optimizer.step()
         eyes.fix()
         for name, found in right.items():
-            seen_right[name] += found
-        steps[options.command] = step + 1
+            shares[name] += found
         if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
-            save(path, {"model": eyes.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps})
-            shares = {name: round(sum(found) / len(found), 3) for name, found in sorted(seen_right.items())}
+            save(path, {"model": eyes.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1})
+            told = {name: round(sum(found) / len(found), 3) for name, found in sorted(shares.items())}
             rate = (step + 1 - first) / (time.monotonic() - started)
-            print(
-                f"{options.command}: step={step + 1} loss={loss.item():.3f} steps_per_s={rate:.2f} {shares}", flush=True
-            )
-            seen_right.clear()
+            losses = f"answers={of_answers.item():.3f} words={of_words.item():.3f}"
+            print(f"train: step={step + 1} {losses} steps_per_s={rate:.2f} {told}", flush=True)
+            shares.clear()
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -244,44 +229,33 @@ def save(path: Path, state: dict[str, Any]) -> None:
     path.with_suffix(".tmp").replace(path)
 
 
-@torch.no_grad()
-def evaluate(reader: Reader, eyes: Eyes, options: argparse.Namespace) -> None:
-    """Accuracy on held-out drawings, by kind, with what guessing would get."""
-    named: dict[str, list[bool]] = defaultdict(list)
-    answered: dict[str, list[bool]] = defaultdict(list)
-    for start in range(0, options.count, options.batch):
-        drawings = [draw(HELD_OUT + start + index) for index in range(min(options.batch, options.count - start))]
-        seen = eyes(pixels_of(drawings))
-        for name, found in word_losses(reader, seen, drawings)[1].items():
-            named[name] += found
-        for name, found in question_losses(reader, seen, drawings, random.Random(start), asks_all=True)[1].items():
-            answered[name] += found
-    for title, groups in (("nearest word", named), ("answers", answered)):
-        for name, found in sorted(groups.items()):
-            print(f"{title}: {name}: {sum(found) / len(found):.3f} of {len(found)}")
-
-
 def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
-    """The text checkpoint with the tower in it, float16 as it is."""
+    """The text checkpoint with the tower in it, in the dtype it has. A tower that was in it already is left out."""
     out.mkdir(parents=True, exist_ok=True)
     for path in reader.folder.iterdir():
-        if path.name in COPIED or path.name.startswith("tokenizer"):
+        if path.is_file() and path.resolve() != (out / path.name).resolve():
             shutil.copy(path, out)
-    text = json.loads((reader.folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((reader.folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
     tensors = load_file(reader.folder / "model.safetensors")
-    whole = {f"model.language_model.{name.removeprefix('model.')}": tensor for name, tensor in tensors.items()}
-    dtype = next(iter(tensors.values())).dtype
+    whole = {
+        TEXT + name.removeprefix(TEXT).removeprefix("model."): tensor.clone()
+        for name, tensor in tensors.items()
+        if not name.startswith(TOWER)
+    }
+    dtype = next(iter(whole.values())).dtype
     for name, tensor in eyes.tower.state_dict().items():
-        whole[f"model.visual.{name}"] = tensor.to(dtype).contiguous()
+        whole[TOWER + name] = tensor.to(dtype).contiguous()
     save_file(whole, out / "model.safetensors", {"format": "pt"})
+    start, pad, end = map(reader.token_id, (START, PAD, END))
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
         "dtype": str(dtype).removeprefix("torch."),
-        "image_token_id": reader.tokens.pad,
-        "video_token_id": reader.tokens.pad,
-        "vision_start_token_id": reader.tokens.start,
-        "vision_end_token_id": reader.tokens.end,
+        "image_token_id": pad,
+        "video_token_id": pad,
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
         "tie_word_embeddings": bool(text.get("tie_word_embeddings")),
         "text_config": {key: value for key, value in text.items() if key not in ("architectures", "dtype")},
         "vision_config": {key: value for key, value in eyes.config.to_dict().items() if value is not None},
@@ -299,26 +273,22 @@ def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
         (out / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     for path in out.iterdir():
         path.chmod(0o644)
-    num_bytes = sum(tensor.nbytes for name, tensor in whole.items() if name.startswith("model.visual."))
+    num_bytes = sum(tensor.nbytes for name, tensor in whole.items() if name.startswith(TOWER))
     print(f"merged into {out}; the tower has {num_bytes / 1e6:.2f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("words", "questions", "evaluate", "merge"))
-    parser.add_argument("--model", type=Path, default=Path("model"), help="text checkpoint with readout 'pointer'")
+    parser.add_argument("command", choices=("train", "merge"))
+    parser.add_argument("--model", type=Path, default=Path("model"), help="text checkpoint of train.py")
     parser.add_argument("--run", type=Path, required=True, help="folder of this run")
-    parser.add_argument("--out", type=Path, help="merge: folder of the new checkpoint")
-    parser.add_argument("--depth", type=int, default=2, help="layers of the tower (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=96, help="its hidden size (default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=6000, help="of this kind of training, in all (default: %(default)s)"
-    )
+    parser.add_argument("--out", type=Path, help="merge: folder of the new checkpoint, --model itself if you like")
+    parser.add_argument("--depth", type=int, default=3, help="layers of the tower (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=128, help="its hidden size (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=6000, help="in all (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="drawings a step (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="(default: %(default)s)")
-    parser.add_argument("--count", type=int, default=1000, help="evaluate: held-out drawings (default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=200, help="steps (default: %(default)s)")
-    parser.add_argument("--start", type=Path, help="last.pt of a run to start as, the tower's last layer aside")
     parser.add_argument("--seed", type=int, default=0, help="of the tower's first weights (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -329,19 +299,12 @@ def main() -> None:
     path = options.run / "last.pt"
     if path.exists():
         eyes.load_state_dict(torch.load(path, weights_only=True)["model"])
-    elif options.start is not None:
-        saved = torch.load(options.start, weights_only=True)["model"]
-        eyes.load_state_dict({name: saved[name] for name in saved if "merger.linear_fc2" not in name}, strict=False)
-    elif options.command in ("evaluate", "merge"):
-        parser.error(f"{path} is missing: train first")
-    if options.command == "merge":
-        if options.out is None:
-            parser.error("merge needs --out")
-        merge(reader, eyes, options.out)
-    elif options.command == "evaluate":
-        evaluate(reader, eyes, options)
-    else:
+    if options.command == "train":
         train(reader, eyes, options)
+    elif not path.exists() or options.out is None:
+        parser.error(f"merge needs --out, and {path} of a training")
+    else:
+        merge(reader, eyes, options.out)
 
 
 if __name__ == "__main__":
