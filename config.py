@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +17,12 @@ STARTER_MODEL = Path(__file__).resolve().parent / "model"
 ENVIRONMENT_PREFIX = "ONEPASS_"
 API_KEY_VARIABLE = "ONEPASS_API_KEY"
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,]+")
+# NAME=value of what Kubernetes sets in every pod for a service whose name is onepass or begins with onepass-
+SERVICE_LINK = re.compile(
+    r"ONEPASS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
+    r"|ONEPASS_(\w+_)?PORT=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
 MIN_IDLE_TIMEOUT_S = 65  # the official SDK reuses a connection for up to 30 s, load balancers for 60 s
 
 
@@ -164,6 +171,25 @@ def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None 
             parser.add_argument(flag_name(item), metavar=metavar, **options)
 
 
+def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that are settings. Raises `StartupError` for one that is named as a setting and is none.
+
+    It would else be passed over: mistyped, ONEPASS_API_KEY would leave the server open to all.
+    """
+    settings = {ENVIRONMENT_PREFIX + item.name.upper() for item in _flags()} | {API_KEY_VARIABLE}
+    found: dict[str, str] = {}
+    for name, value in environ.items():
+        if not name.upper().startswith(ENVIRONMENT_PREFIX) or SERVICE_LINK.fullmatch(f"{name}={value}"):
+            continue
+        if name not in settings:
+            by_ending = {setting.removeprefix(ENVIRONMENT_PREFIX): setting for setting in sorted(settings)}
+            nearest = difflib.get_close_matches(name[len(ENVIRONMENT_PREFIX) :].upper(), by_ending, n=1)
+            advice = f"did you mean {by_ending[nearest[0]]}?" if nearest else "see --help"
+            raise StartupError(f"the environment variable {name} is no setting; {advice}")
+        found[name] = value
+    return found
+
+
 def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     found: list[tuple[str, str]] = []  # (where it stands, the key)
     if API_KEY_VARIABLE in environ:
@@ -186,12 +212,26 @@ def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(key for _, key in found)
 
 
+def _check_listening(uds: str, sources: Mapping[str, str]) -> None:
+    """Raises `StartupError` where one of two ways to listen would be passed over.
+
+    The flag --uds beats the variables of an address, as a flag beats its own: a container image sets those.
+    """
+    if not uds:
+        if "uds_mode" in sources:
+            raise StartupError(f"{sources['uds_mode']} needs --uds")
+        return
+    for name in ("host", "port"):
+        if name in sources and (sources["uds"] != "--uds" or sources[name].startswith("--")):
+            raise StartupError(f"{sources['uds']} and {sources[name]} exclude each other; give one of them")
+
+
 def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
     """The server's settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
     parser = Parser(
         prog="server.py",
         description="Serve System One decisions: POST /v1/systemone.",
-        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins. "
+        epilog=f"Each flag is also a variable, such as {ENVIRONMENT_PREFIX}PORT; the flag wins; no other may begin so. "
         f"A key comes only from {API_KEY_VARIABLE} or --api-key-file.",
         allow_abbrev=False,
     )
@@ -206,13 +246,18 @@ def read_config(
 
     Raises `StartupError`, one line.
     """
+    environ = own_variables(environ)
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # the flag or the variable that a value comes from
     for item in _flags(names):
         variable = ENVIRONMENT_PREFIX + item.name.upper()
         if given[item.name] is not MISSING:
-            value = given[item.name]
-            values[item.name] = _convert(item, value, flag_name(item)) if isinstance(value, str) else value
+            value, sources[item.name] = given[item.name], flag_name(item)
         elif variable in environ:
-            values[item.name] = _convert(item, environ[variable], variable)
+            value, sources[item.name] = environ[variable], variable
+        else:
+            continue
+        values[item.name] = _convert(item, value, sources[item.name]) if isinstance(value, str) else value
+    _check_listening(values.get("uds", ""), sources)
     keys = _read_keys(values.get("api_key_file", ""), environ) if names is None else ()
     return Config(**values, api_keys=keys)

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from config import API_KEY_VARIABLE
+from config import API_KEY_VARIABLE, own_variables
 from errors import StartupError, explain
 from process import printable
 from tool_files import parse, read_file, read_questions_file
@@ -94,7 +94,7 @@ def make_body(state: Any, questions: Mapping[str, Any]) -> bytes:
 def ask_server(url: str, body: bytes, environ: Mapping[str, str]) -> bytes:
     """The answer of a running server. Raises `StartupError` for whatever else it says."""
     headers = {"Content-Type": "application/json"}
-    if key := environ.get(API_KEY_VARIABLE):
+    if key := own_variables(environ).get(API_KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
     try:
         request = urllib.request.Request(url.rstrip("/") + "/v1/systemone", body, headers)

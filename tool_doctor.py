@@ -16,13 +16,13 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from config import Config
+from config import SERVICE_LINK, Config
 from errors import StartupError
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     try:
         config = make_config()
     except StartupError as err:
-        return [*checks, Check("settings", "fail", str(err), advise_setting(str(err)))]
-    checks += [Check("settings", "ok", "they fit together"), check_port(config), check_key(config), check_files(config)]
+        return [*checks, Check("settings", "fail", str(err), "change the flag, or the variable ONEPASS_… of its name")]
+    listening = check_socket(config.uds) if config.uds else check_port(config)
+    checks += [check_variables(os.environ), listening, check_key(config), check_files(config)]
     if not has_packages:
         return [*checks, Check("model", "skip", "not looked at: packages are missing")]
     from loading import set_environment
@@ -73,12 +74,6 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
         skipped = Check("answer", "skip", "not tried: see above")
         of_model.append(check_answer(config, open_decider) if can_load else skipped)
     return checks + of_model
-
-
-def advise_setting(message: str) -> str:
-    if "tcp://" in message:
-        return "Kubernetes sets ONEPASS_PORT for a service named onepass: set enableServiceLinks: false in the pod"
-    return "change the flag, or the variable ONEPASS_… of its name"
 
 
 def check_python() -> Check:
@@ -115,6 +110,31 @@ def check_packages(file: str) -> list[Check]:
     return [Check("packages", "ok", f"{num_right} of {file} are there in the tested version"), *checks]
 
 
+def check_variables(environ: Mapping[str, str]) -> Check:
+    """Of settings that fit together."""
+    if any(SERVICE_LINK.fullmatch(f"{name}={value}") for name, value in environ.items()):
+        found = "they fit together; ONEPASS_… variables that Kubernetes made for a service are passed over"
+        return Check("settings", "warn", found, "set enableServiceLinks: false in the pod")
+    return Check("settings", "ok", "they fit together")
+
+
+def check_socket(path: str) -> Check:
+    folder = Path(path).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check("socket", "fail", f"{path}: no socket can be made in {folder}", "make the folder, or own it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError) as err:  # the latter: what is left of a killed server
+            if os.path.lexists(path) and not Path(path).is_socket():
+                return Check("socket", "fail", f"{path} is there and is not a socket", "give another --uds")
+            return Check("socket", "ok", f"{path} is free" if err.errno == errno.ENOENT else f"{path} is stale")
+        except OSError as err:  # a name of more than 107 bytes too
+            return Check("socket", "fail", f"{path}: {err.strerror or err}", "give another --uds")
+    return Check("socket", "fail", f"{path}: a process listens there", "stop it, or give another --uds")
+
+
 def check_port(config: Config) -> Check:
     name = f"port {config.port}"
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -135,7 +155,7 @@ def check_port(config: Config) -> Check:
 def check_key(config: Config) -> Check:
     if config.api_keys:
         return Check("key", "ok", f"{len(config.api_keys)} accepted")
-    if config.host in LOOPBACK:
+    if config.uds or config.host in LOOPBACK:
         return Check("key", "ok", "none; only this machine reaches the server")
     return Check(
         "key", "warn", f"none, and {config.host} can be reached from outside", "set ONEPASS_API_KEY or --api-key-file"

@@ -211,7 +211,7 @@ def test_the_pods_probes_ports_and_times_are_the_servers() -> None:
 def test_the_pod_may_do_no_more_than_it_must() -> None:
     pod = objects()["Deployment"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert pod["enableServiceLinks"] is False  # else ONEPASS_PORT=tcp://… for a service of this name
+    assert pod["enableServiceLinks"] is False  # else ONEPASS_PORT=tcp://… and more for a service of this name
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == of("USER")[0]

@@ -28,7 +28,7 @@ class Program:
     def __init__(self, *flags: str, ready: bool = True) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), "--port", "0", *flags],
+            [sys.executable, str(PROGRAM), *(() if "--uds" in flags else ("--port", "0")), *flags],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

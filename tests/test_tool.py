@@ -281,12 +281,42 @@ def test_a_port_that_is_taken(tool: Tool) -> None:
 
 
 def test_a_variable_of_kubernetes_is_recognised(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONEPASS_PORT", "tcp://10.0.0.1:8017")
-    checks = doctor(tool)
-    assert checks["settings"]["status"] == "fail"
+    monkeypatch.setenv("ONEPASS_PORT", "tcp://10.0.0.1:80")
+    checks = doctor(tool, "--no-load", "--host", "203.0.113.1")
+    assert checks["settings"]["status"] == "warn"
     assert "enableServiceLinks: false" in checks["settings"]["advice"]
+    assert "port 8017" in checks
     monkeypatch.setenv("ONEPASS_PORT", "x")
     assert "change the flag" in doctor(tool)["settings"]["advice"]
+
+
+def test_a_mistyped_variable_is_said_by_every_command(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEPASS_API_KEYS", "sesame")
+    said = "the environment variable ONEPASS_API_KEYS is no setting; did you mean ONEPASS_API_KEY?"
+    assert doctor(tool)["settings"]["found"] == said
+    for command in (["ask", "x", "--noul", "?"], ["ask", "x", "--noul", "?", "--url", "http://127.0.0.1:1"], ["bench"]):
+        assert tool(*command) == 2
+        assert tool.err == f"onepass: {said}\n"
+
+
+def test_the_place_of_a_unix_socket_is_looked_at(tool: Tool, tmp_path: Path) -> None:
+    path = tmp_path / "onepass.sock"
+
+    def look(at: Path) -> tuple[str, str]:
+        check = doctor(tool, "--no-load", "--uds", str(at))["socket"]
+        return check["status"], check["found"]
+
+    assert look(path) == ("ok", f"{path} is free")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert look(path) == ("ok", f"{path} is stale")
+        server.listen()
+        assert look(path) == ("fail", f"{path}: a process listens there")
+    path.unlink()
+    path.write_text("precious")
+    assert look(path) == ("fail", f"{path} is there and is not a socket")
+    assert look(tmp_path / "no" / "x.sock") == ("fail", f"{tmp_path}/no/x.sock: no socket can be made in {tmp_path}/no")
+    assert look(tmp_path / ("x" * 120))[0] == "fail"
 
 
 def test_a_server_open_to_all_is_warned_of(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
