@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import islice
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
@@ -22,6 +23,11 @@ MAX_PARTS = 64  # multipart: the request and its assets
 # The closing quote is optional: without it an unterminated string would be tried anew from each of its escapes
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
+# To find the place of an error: strings, which are skipped, and what may be wrong outside them
+_STRING_OR_BRACKET = re.compile(f"{_STRING.pattern}|{_BRACKET.pattern}", re.DOTALL)
+_STRING_OR_NUMBER = re.compile(
+    _STRING.pattern + r"|-?(?:NaN|Infinity|(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)", re.DOTALL
+)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -36,9 +42,10 @@ def read_json(body: bytes) -> object:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as err:
-        raise _invalid(err.start, "the body must be JSON in UTF-8") from None
+        before = body[: err.start].decode("utf-8")
+        raise _invalid(before, len(before), "the body must be JSON in UTF-8") from None
     if text.startswith("\ufeff"):
-        raise _invalid(0, "the body must not begin with a byte-order mark")
+        raise _invalid(text, 0, "the body must not begin with a byte-order mark")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
     try:
@@ -50,23 +57,39 @@ def read_json(body: bytes) -> object:
             parse_constant=_constant,
         )
     except json.JSONDecodeError as err:
-        raise _invalid(err.pos, f"the body must be JSON: {err.msg}") from None
+        raise _invalid(text, err.pos, f"the body must be JSON: {err.msg}") from None
+    except _BadToken as err:
+        place = next((token.start() for token in _STRING_OR_NUMBER.finditer(text) if token[0] == err.token), 0)
+        raise _invalid(text, place, str(err)) from None
     if _SURROGATE.search(text):  # only an escape can write one: UTF-8 itself has none
         _check_surrogates(json.loads(text, object_pairs_hook=_Pairs), ())
     return value
 
 
-def _invalid(place: int, msg: str) -> InvalidRequest:
-    return InvalidRequest.at((place,), msg, "json_invalid")
+class _BadToken(Exception):
+    """A number that the contract forbids. The reader that calls for it does not say where it stands."""
+
+    def __init__(self, token: str, msg: str) -> None:
+        super().__init__(msg)
+        self.token = token
+
+
+def _invalid(text: str, place: int, msg: str) -> InvalidRequest:
+    """`place` counts characters from 0; people are told the line, where there are several, and the column."""
+    line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+    where = f"line {line}, column {column}" if "\n" in text else f"column {column}"
+    return InvalidRequest.at((place,), f"{msg} ({where})", "json_invalid")
 
 
 def _check_depth(text: str) -> None:
     """One flat pass, before any recursion, over the brackets outside strings."""
     depth = 0
-    for bracket in _BRACKET.finditer(_STRING.sub("", text)):
+    for number, bracket in enumerate(_BRACKET.finditer(_STRING.sub("", text))):
         depth += 1 if bracket[0] in "[{" else -1
         if depth > MAX_DEPTH:
-            raise _invalid(0, f"the body must not nest arrays and objects deeper than {MAX_DEPTH}")
+            brackets = (token.start() for token in _STRING_OR_BRACKET.finditer(text) if token[0] in "[]{}")
+            place = next(islice(brackets, number, None))
+            raise _invalid(text, place, f"the body must not nest arrays and objects deeper than {MAX_DEPTH}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,19 +104,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(digits: str) -> int:
     if len(digits.removeprefix("-")) > MAX_DIGITS:
-        raise _invalid(0, f"an integer must have at most {MAX_DIGITS} digits")
+        raise _BadToken(digits, f"an integer must have at most {MAX_DIGITS} digits")
     return int(digits)
 
 
 def _number(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise _invalid(0, f"the number {digits[:20]} is too large for a double")
+        raise _BadToken(digits, f"the number {digits[:20]} is too large for a double")
     return value
 
 
 def _constant(name: str) -> float:
-    raise _invalid(0, f"{name} is not JSON")
+    raise _BadToken(name, f"{name} is not JSON")
 
 
 class _Pairs(list[tuple[str, Any]]):

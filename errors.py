@@ -165,7 +165,7 @@ def explain(detail: object) -> str:
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         first = detail[0]
         place = ".".join(map(str, first.get("loc", [])[1:]))
-        where = f"character {place}" if first.get("type") == "json_invalid" else place
+        where = "" if first.get("type") == "json_invalid" else place  # the message says the line and the column
         more = f" (and {len(detail) - 1} more)" if len(detail) > 1 else ""
         return f"{where}: {first.get('msg')}{more}" if where else f"{first.get('msg')}{more}"
     if isinstance(detail, dict) and "message" in detail:

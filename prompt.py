@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import product, takewhile
 from typing import TYPE_CHECKING, Any
 
-from errors import ApiError, InvalidRequest, StartupError, TooManyTokens
+from errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
 from template import DecisionFormat, Writer
 from tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, picture_mark, strip_fences
-from wire import MAX_LEVELS, MAX_OPTIONS, Question, Request
+from wire import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, Question, Request
 
 if TYPE_CHECKING:
     from images import Picture  # a server of text only never loads it
@@ -156,10 +156,15 @@ class Prompter:
             state_text = None if state_text is None else state
         memo = Memo()  # the questions of a request share most of their text
         groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
-        return [
-            self._row(*self._writer.write(encoding, state, state_text, group), group, memo, pictures)
-            for group in groups
-        ]
+        rows = []
+        for group in groups:
+            try:
+                rows.append(self._row(*self._writer.write(encoding, state, state_text, group), group, memo, pictures))
+            except (TooManyTokens, BadRequest) as err:
+                if len(groups) == 1:  # what is wrong is in the prompt, and there is but one
+                    raise
+                raise type(err)(f"question {group[0].id[:MAX_NAME_SHOWN]!r}: {err.message}") from None
+        return rows
 
     def beginnings(self) -> list[bytes]:
         """For each encoding, the tokens (int32) that every prompt starts with, whatever is asked about what."""

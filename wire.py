@@ -45,6 +45,7 @@ QUESTIONS_ALLOWED = f"an object of 1 to {MAX_QUESTIONS} questions by id"
 IMAGES_ALLOWED = "an object of pictures by name or an array of pictures"
 ASSETS_ALLOWED = "an object of pictures by placeholder"
 TYPE_ALLOWED = "'noul', 'choice' or 'score'"
+QUESTION_ALLOWED = f"an object whose type is {TYPE_ALLOWED}"
 
 
 def _must(allowed: str, kind: str) -> PydanticCustomError:
@@ -75,7 +76,7 @@ def _sides(value: object) -> object:
     for key, text in value.items():
         side = NOUL_ALIASES.get(key)
         if side is None or side in sides or not (text is None or isinstance(text, (str, dict, list))):
-            raise _must(SIDES_ALLOWED, "noul_criteria")
+            raise _must(f"{SIDES_ALLOWED}; look at {_shown(key)!r}", "noul_criteria")
         sides[side] = text
     return sides
 
@@ -118,8 +119,14 @@ def _questions(value: object) -> object:
         raise _must(QUESTIONS_ALLOWED, "questions_type")
     if not 1 <= len(value) <= MAX_QUESTIONS:
         raise _must(f"{QUESTIONS_ALLOWED}, not {len(value)}", "questions_length")
-    for question in value.values():
-        _check_unique(question)
+    return value
+
+
+def _question_object(value: object) -> object:
+    """What the discriminator reads the type of."""
+    _check_unique(value)
+    if not isinstance(value, dict):
+        raise _must(QUESTION_ALLOWED, "question_object")
     return value
 
 
@@ -217,8 +224,9 @@ AnyQuestion = Annotated[
     Discriminator(
         _question_type,
         custom_error_type="question_type",
-        custom_error_message=f"must be an object whose type is {TYPE_ALLOWED}",
+        custom_error_message=f"must be {TYPE_ALLOWED}",
     ),
+    BeforeValidator(_question_object),
 ]
 
 

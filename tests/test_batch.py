@@ -86,11 +86,11 @@ def test_states_share_the_questions_of_a_file(tool: Tool, tmp_path: Path) -> Non
 
 
 BAD_LINES = {
-    "not JSON": (b"not json", "character 0: the body must be JSON: Expecting value"),
-    "not UTF-8": (b'{"state": "\xff"}', "character 11: the body must be JSON in UTF-8"),
+    "not JSON": (b"not json", "the body must be JSON: Expecting value (column 1)"),
+    "not UTF-8": (b'{"state": "\xff"}', "the body must be JSON in UTF-8 (column 12)"),
     "a mark that is not at the beginning of the file": (
         b"\xef\xbb\xbf" + line(1).encode(),
-        "character 0: the body must not begin with a byte-order mark",
+        "the body must not begin with a byte-order mark (column 1)",
     ),
     "no questions": (b'{"state": "x"}', "questions: is required and must be an object of 1 to 512 questions by id"),
     "a bad question": (
@@ -262,7 +262,7 @@ def test_an_answer_to_another_line_or_other_questions_stops_before_anything_is_w
         (["in.jsonl", "--output", "ours-then-not"], "ours-then-not:2 is not from a run of this command; name another file"),
         (["in.jsonl", "--output", "out", "--errors", "mine.txt"], "mine.txt exists and is not from a run of this command; name another file"),
         (["in.jsonl", "--questions", "missing.json"], "--questions missing.json cannot be read: No such file or directory"),
-        (["in.jsonl", "--questions", "mine.txt"], "mine.txt: character 0: must be JSON: Expecting value"),
+        (["in.jsonl", "--questions", "mine.txt"], "mine.txt: must be JSON: Expecting value (column 1)"),
         (["in.jsonl", "--questions", "twice.json"], "twice.json: questions: must not name 'q' twice"),
         (["in.jsonl", "--questions", "score.json"], "score.json: questions.q.score.criteria: is required and must be an array of 1 to 10 levels, low to high, each a string, an object or an array"),
         (["in.jsonl", "--max-batch-rows", "0"], "--max-batch-rows must be from 1 to 4096, not 0"),

@@ -65,7 +65,38 @@ def test_whatever_the_bytes_only_our_own_errors_come_out(body: bytes) -> None:
 def test_what_is_not_json_is_said(body: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_json(body)
-    assert caught.value.errors[0][1] == message
+    assert caught.value.errors[0][1].rpartition(" (")[0] == message
+
+
+LONG = "1" * 4301
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('{"a": |NaN}', "column 7"),
+        (r'{"é": ["NaN", "\"NaN", 1, |NaN, NaN]}', "column 27"),
+        ('{\n "a": [1,\n  |-Infinity]}', "line 3, column 3"),
+        ('{"a": "Infinity",\r\n"a" |1}', "line 2, column 5"),
+        ('[1.5e300, 1e99, "1e999", 11e99, |1e999]', "column 33"),
+        (f'["{LONG}", 0.{LONG}, 1{LONG}e-{LONG}, |-{LONG}]', ""),
+        (f"[1,\n0.{LONG}e3, |{LONG}]", ""),
+        ("{}|}", "column 3"),
+        ("[" * 64 + "|" + "[" * 3 + "]" * 67, "column 65"),
+        ('["[{", "\\"[",\n' * 64 + "|[" + "]" * 65, "line 65, column 1"),
+        ("[[], " * 63 + "[|[], {}" + "]" * 64, ""),
+        ("|\ufeff{}", "column 1"),
+        ('{"a":\n"é|\udcff"}', "line 2, column 3"),
+    ],
+)
+def test_what_is_wrong_is_located(text: str, where: str) -> None:
+    body = text.replace("|", "", 1)
+    with pytest.raises(InvalidRequest) as caught:
+        read_json(body.encode("utf-8", "surrogateescape"))
+    (((place,), msg, kind),) = caught.value.errors
+    assert (place, kind) == (text.index("|"), "json_invalid")
+    assert msg.endswith(f"({where})" if where else ")")
+    assert len(msg) < 120
 
 
 @pytest.mark.parametrize(
