@@ -261,27 +261,22 @@ def _decide() -> Object:
     }
 
 
-def document() -> Object:
-    unready = _response(TEXTS[503], _reference("Unready"), {"Retry-After": _header("In whole seconds.", "integer")})
-    health = _operation("Readiness", _response("A request sent now is answered.", _reference("Health")))
-    health["responses"]["503"] = unready
-    text = {"type": "string"}
+def _alias(item: Object, path: str) -> Object:
+    """The path item of another name. An operation has its id but once."""
+    return {
+        method: {key: value for key, value in operation.items() if key != "operationId"}
+        | {"summary": f"{operation['summary']}; another name of {path}"}
+        for method, operation in item.items()
+    }
+
+
+def document(aliases: Iterable[tuple[str, str]] = ()) -> Object:
+    """`aliases` are pairs of a path's other name and the path."""
+    paths = _paths()
     return {
         "openapi": "3.1.0",
         "info": {"title": "Onepass", "version": VERSION, "description": "Decisions from one forward pass."},
-        "paths": {
-            "/v1/systemone": {"post": _decide()},
-            "/v1/models": {
-                "get": _operation(
-                    "What is served", _response("Its names.", _reference("Models")), (503,), needs_key=True
-                )
-            },
-            "/health": {"get": health},
-            "/livez": {"get": _operation("Liveness", _response("Leave it running.", _reference("Alive")), (503,))},
-            "/metrics": {"get": _operation("Figures for Prometheus", _response("Text.", text, None, "text/plain"))},
-            "/": {"get": _operation("The playground", _response("A page.", text, None, "text/html"))},
-            "/openapi.json": {"get": _operation("This document", _response("It.", {"type": "object"}))},
-        },
+        "paths": paths | {alias: _alias(paths[path], path) for alias, path in aliases},
         "components": {
             "schemas": _schemas(),
             "responses": _errors(),
@@ -292,6 +287,23 @@ def document() -> Object:
     }
 
 
+def _paths() -> Object:
+    unready = _response(TEXTS[503], _reference("Unready"), {"Retry-After": _header("In whole seconds.", "integer")})
+    health = _operation("Readiness", _response("A request sent now is answered.", _reference("Health")))
+    health["responses"]["503"] = unready
+    text = {"type": "string"}
+    models = _response("Its names.", _reference("Models"))
+    return {
+        "/v1/systemone": {"post": _decide()},
+        "/v1/models": {"get": _operation("What is served", models, (503,), needs_key=True)},
+        "/health": {"get": health},
+        "/livez": {"get": _operation("Liveness", _response("Leave it running.", _reference("Alive")), (503,))},
+        "/metrics": {"get": _operation("Figures for Prometheus", _response("Text.", text, None, "text/plain"))},
+        "/": {"get": _operation("The playground", _response("A page.", text, None, "text/html"))},
+        "/openapi.json": {"get": _operation("This document", _response("It.", {"type": "object"}))},
+    }
+
+
 @lru_cache(maxsize=1)
-def encoded() -> bytes:
-    return json.dumps(document(), ensure_ascii=False, separators=(",", ":")).encode()
+def encoded(aliases: tuple[tuple[str, str], ...] = ()) -> bytes:
+    return json.dumps(document(aliases), ensure_ascii=False, separators=(",", ":")).encode()

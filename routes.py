@@ -87,7 +87,7 @@ def show_metrics(handler: Handler, _: framing.Head) -> Reply:
 
 
 def show_openapi(_: Handler, __: framing.Head) -> Reply:
-    return Reply(openapi.encoded())
+    return Reply(openapi.encoded(ALIASES))
 
 
 def show_page(_: Handler, __: framing.Head) -> Reply:
@@ -108,3 +108,4 @@ ROUTES: dict[str, Route] = {
     )
     for path in (route.path, *route.aliases)
 }
+ALIASES = tuple((path, route.path) for path, route in ROUTES.items() if path != route.path)

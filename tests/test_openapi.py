@@ -20,10 +20,10 @@ from openapi_spec_validator import validate
 
 import openapi
 from errors import ApiError
-from routes import ROUTES
+from routes import ALIASES, ROUTES
 from wire import parse_request
 
-DOCUMENT = openapi.document()
+DOCUMENT = openapi.document(ALIASES)
 EXAMPLES = DOCUMENT["paths"]["/v1/systemone"]["post"]["requestBody"]["content"]["application/json"]["examples"]
 
 
@@ -59,12 +59,24 @@ def test_it_is_openapi_3_1() -> None:
 
 
 def test_it_has_the_routes_that_there_are() -> None:
-    assert {path: {route.method.lower()} for path, route in ROUTES.items() if path == route.path} == {
+    assert {path: {route.method.lower()} for path, route in ROUTES.items()} == {
         path: set(item) for path, item in DOCUMENT["paths"].items()
     }
+    assert {"/systemone", "/models", "/healthz", "/readyz"} <= DOCUMENT["paths"].keys()
     for path, item in DOCUMENT["paths"].items():
         for operation in item.values():
             assert bool(operation["security"]) == ROUTES[path].needs_key == ("401" in operation["responses"])
+
+
+def test_an_alias_is_documented_as_what_it_stands_for() -> None:
+    ids = [operation.get("operationId") for item in DOCUMENT["paths"].values() for operation in item.values()]
+    assert ids.count("decide") == 1
+    for alias, path in ALIASES:
+        for method, operation in DOCUMENT["paths"][alias].items():
+            meant = DOCUMENT["paths"][path][method]
+            assert operation["summary"] == f"{meant['summary']}; another name of {path}"
+            for key in operation.keys() | meant.keys() - {"summary", "operationId"}:
+                assert key == "summary" or operation[key] == meant[key]
 
 
 def test_it_has_every_error() -> None:
@@ -86,15 +98,14 @@ def test_an_example_runs_and_its_answer_is_as_documented(live: Server, name: str
     status, headers, body = live.request("POST", "/v1/systemone", json.dumps(example).encode())
     assert status == 200
     check("/v1/systemone", "POST", status, headers, body)
+    check("/systemone", "POST", *live.request("POST", "/systemone", json.dumps(example).encode()))
     answers = json.loads(body)["answers"]
     assert {id_: answer["type"] for id_, answer in answers.items()} == {
         id_: question["type"] for id_, question in example["questions"].items()
     }
 
 
-@pytest.mark.parametrize(
-    "path", [path for path, route in ROUTES.items() if route.method == "GET" and path == route.path]
-)
+@pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.method == "GET"])
 def test_the_other_answers_are_as_documented(live: Server, path: str) -> None:
     check(path, "GET", *live.request("GET", path))
 
