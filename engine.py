@@ -70,7 +70,7 @@ class Body(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """Tokens since the start."""
+    """Tokens of requests; the warm-up is none."""
 
     computed: int = 0
     reused: int = 0  # not computed, since a state was at hand
@@ -138,6 +138,16 @@ class Engine:
             "graphs": self._graphs.describe() if self._graphs else None,
             **(self.tower.describe() if self.tower else {}),
         }
+
+    def reset_counts(self) -> None:
+        """Count from here on; what is kept stays."""
+        self.tokens = Counts()
+        self._states.hits = self._states.misses = 0
+        if self.tower is not None:
+            self.tower.num_encoded = self.tower.num_reused = 0
+        for graphs in (self._graphs, self.tower.graphs if self.tower else None):
+            if graphs is not None:
+                graphs.num_replays = graphs.num_plain = 0
 
     @property
     def _keeps_in_passing(self) -> bool:

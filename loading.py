@@ -55,6 +55,8 @@ class EngineLike(Protocol):
 
     def keep_beginning(self, ids: bytes) -> bool: ...
 
+    def reset_counts(self) -> None: ...
+
     def idle(self) -> bool: ...
 
 
@@ -140,4 +142,5 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
         is_same = is_same and first == second
         if not all(map(is_finite, first)):
             raise StartupError("the model's scores are not numbers; try --dtype float32")
+    loaded.engine.reset_counts()  # rows are counted where requests wait, which these did not
     return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}

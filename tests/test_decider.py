@@ -56,6 +56,9 @@ class FakeEngine:
     def keep_beginning(self, ids: bytes) -> bool:
         return False
 
+    def reset_counts(self) -> None:
+        pass
+
     def idle(self) -> bool:
         return False
 

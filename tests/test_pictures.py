@@ -76,6 +76,21 @@ def still_answers(seeing: Server) -> Iterator[None]:
     assert not re.search(r"[A-Za-z0-9+/]{60}", log)
 
 
+def test_the_warm_up_is_in_no_counter(vision_checkpoint: Path) -> None:
+    """It shows a picture and asks everything twice."""
+    with Server("--model", str(vision_checkpoint)) as server:
+        facts = json.loads(server.request("GET", "/health")[2])
+        counters = ("tokens_computed", "tokens_reused", "tokens_padded", "state_cache_hits", "state_cache_misses")
+        counters += ("images_encoded", "images_reused", "rows", "batches", "repeated_rows")
+        assert {name: facts[name] for name in counters} == dict.fromkeys(counters, 0)
+        for _ in range(2):
+            status, document = ask(server, "see <image:1>", images=[encoded(PNG)])
+            assert status == 200
+        facts = json.loads(server.request("GET", "/health")[2])
+        assert facts["tokens_computed"] + facts["tokens_reused"] == document["usage"]["input_tokens"]
+        assert (facts["rows"], facts["repeated_rows"], facts["images_encoded"]) == (2, 1, 1)
+
+
 def test_the_picture_is_seen_and_counted(seeing: Server) -> None:
     status, document = ask(seeing, "see <image:a>", images={"a": encoded(PNG)})
     assert status == 200
