@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from config import Config, Parser, add_flags, read_config
-from errors import ApiError, StartupError, explain
+from errors import ApiError, BadRequest, StartupError, explain
 from process import printable, set_up_logging
 
 if TYPE_CHECKING:
@@ -110,6 +110,13 @@ def add_ask(command: argparse.ArgumentParser) -> None:
         help="how much: low,middle,high, or the criteria as JSON",
     )
     command.add_argument("--questions", metavar="FILE", help="questions as in a request: an object by id, JSON")
+    command.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture, for a model that sees; again for more; shown where the state has <image:N>, else after it",
+    )
     command.add_argument("--json", action="store_true", help="print JSON; the default where the output is no terminal")
     command.add_argument("--url", help="ask the server there (its key from ONEPASS_API_KEY) and load no model")
     command.set_defaults(asked=())
@@ -149,12 +156,16 @@ def ask(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
     import tool_ask
 
     questions = tool_ask.read_questions(arguments.asked, arguments.questions)
-    body = tool_ask.make_body(tool_ask.read_state(arguments.state, is_json=arguments.state_json), questions)
-    if arguments.url:
-        answer = tool_ask.ask_server(arguments.url, body, os.environ)
-    else:
-        with open_decider(settings(arguments)) as decider:
-            answer = decider.decide(body)
+    state = tool_ask.read_state(arguments.state, is_json=arguments.state_json)
+    try:
+        body = tool_ask.make_body(state, questions, arguments.image)
+        if arguments.url:
+            answer = tool_ask.ask_server(arguments.url, body, os.environ, arguments.image)
+        else:
+            with open_decider(settings(arguments)) as decider:
+                answer = decider.decide(body)
+    except BadRequest as err:
+        raise BadRequest(tool_ask.name_files(err.message, arguments.image)) from None
     tool_ask.show(answer, questions, as_json=arguments.json or not sys.stdout.isatty())
     return 0
 

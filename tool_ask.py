@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import sys
@@ -16,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+import assets
 from config import API_KEY_VARIABLE, own_variables
 from errors import StartupError, explain
 from process import printable
@@ -24,6 +26,7 @@ from wire import parse_request
 
 BAR_COLUMNS, MAX_LABEL_COLUMNS = 32, 40
 SERVER_TIMEOUT_S = 120.0  # a server gives up sooner by itself
+_PICTURE = re.compile(r"\bimage '([1-9][0-9]?)'")
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
@@ -84,14 +87,26 @@ def read_criteria(kind: str, text: str) -> Any:
     return options
 
 
-def make_body(state: Any, questions: Mapping[str, Any]) -> bytes:
-    """The request, checked. Raises `ApiError`, before a model is loaded for it."""
-    body = json.dumps({"state": state, "questions": questions}).encode()
-    parse_request(body)
+def make_body(state: Any, questions: Mapping[str, Any], image_paths: Sequence[str] = ()) -> bytes:
+    """The request, checked but for what is in its pictures. Raises `ApiError`, before a model is loaded for it, or
+    `StartupError` for a file."""
+    images = [base64.b64encode(read_file(path, "--image")).decode() for path in image_paths]
+    body = json.dumps({"state": state, "questions": questions, **({"images": images} if images else {})}).encode()
+    assets.gather(parse_request(body))
     return body
 
 
-def ask_server(url: str, body: bytes, environ: Mapping[str, str]) -> bytes:
+def name_files(message: str, image_paths: Sequence[str]) -> str:
+    """The message with the files of pictures, which a request only numbers."""
+
+    def name(match: re.Match[str]) -> str:
+        place = int(match[1]) - 1
+        return f"--image {image_paths[place]}" if place < len(image_paths) else match[0]
+
+    return _PICTURE.sub(name, message)
+
+
+def ask_server(url: str, body: bytes, environ: Mapping[str, str], image_paths: Sequence[str] = ()) -> bytes:
     """The answer of a running server. Raises `StartupError` for whatever else it says."""
     headers = {"Content-Type": "application/json"}
     if key := own_variables(environ).get(API_KEY_VARIABLE):
@@ -103,7 +118,7 @@ def ask_server(url: str, body: bytes, environ: Mapping[str, str]) -> bytes:
             return answer
     except urllib.error.HTTPError as err:
         try:
-            reason = explain(json.loads(err.read())["detail"])
+            reason = name_files(explain(json.loads(err.read())["detail"]), image_paths)
         except (ValueError, LookupError, TypeError):
             reason = "that is no answer of a System One server"
         raise StartupError(f"--url {url}: {err.code}: {reason}") from None
