@@ -185,7 +185,10 @@ class Listener(ThreadingHTTPServer):
         return {}
 
     def _refuse(self, request: socket.socket, *, keep: bool = True) -> None:
-        """Answer 503 without a thread: one send into an empty buffer, which cannot block. TLS is closed unanswered."""
+        """Answer 503 without a thread: one send into an empty buffer, which cannot block.
+
+        In TLS it is closed unanswered: an answer needs a handshake, a millisecond of what there is too little of.
+        """
         self.num_refused += 1
         error = Overloaded("too many connections are open", retry_after_s=1)
         request_id = f"req_{os.urandom(16).hex()}"
@@ -198,7 +201,8 @@ class Listener(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_WR)
         except OSError:
             keep = False
-        fields = {"id": request_id, "status": error.status, "error": error.error_type, "reason": "connections"}
+        status = 0 if self._tls else error.status
+        fields = {"id": request_id, "status": status, "error": error.error_type, "reason": "connections"}
         logger.info("request", extra={"fields": fields})
         if keep:
             self._refused.append((time.monotonic(), request))

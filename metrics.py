@@ -47,7 +47,7 @@ GAUGES = {  # fact -> (metric, help)
     "threads_alive": ("onepass_threads", "Threads, one a connection and a few more."),
 }
 COUNTERS = {
-    "refused_connections": ("onepass_connections_refused", "Connections answered 503 at once: too many were open."),
+    "refused_connections": ("onepass_connections_refused", "Connections refused at once: too many were open."),
     "repeated_rows": ("onepass_rows_repeated", "Rows answered by another run of the same content."),
     "state_cache_hits": ("onepass_state_cache_hits", "States whose computation was still there."),
     "state_cache_misses": ("onepass_state_cache_misses", "States that were computed."),

@@ -221,6 +221,21 @@ def test_a_handshake_that_stalls_makes_room_for_another(files: dict[str, str], t
         assert silent.is_closed()
 
 
+def test_a_connection_too_many_in_tls_is_closed_and_logged_as_unanswered(
+    files: dict[str, str], trusting: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with serve(tls_cert=files["both"], max_connections=1) as running, running.connect(trusting) as held:
+        held.send(post(b"{}")[:-1])
+        running.wait_for_requests(1)
+        with Client(running.address) as refused:
+            assert refused.is_closed()
+        assert held.send(b"}").read().status == 200
+        assert running.http.num_refused == 1
+    (fields,) = (record.fields for record in caplog.records if getattr(record, "fields", {}).get("reason"))
+    assert (fields["status"], fields["error"], fields["reason"]) == (0, "overloaded_error", "connections")
+
+
 def test_plain_http_to_a_tls_port_is_closed_without_a_traceback(
     secure: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
