@@ -256,7 +256,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less
         with pytest.raises(Overloaded, match="the answer would take about 2 s") as caught:
             batcher.submit(rows("y"), WAIT_S)
         assert caught.value.retry_after_s == 1
-        assert batcher.find_overload(1, "another client")
+        assert batcher.find_overload(1, "another client") is None  # takes turns with all of them together
 
 
 @given(
