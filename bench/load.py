@@ -5,8 +5,9 @@
 The server is a process of its own, the client another, with a connection for each request that is under way. Requests
 are of mixed sizes (of ten: seven with one question about 20 words, two with three about 60, one with six about 200),
 each about a state of its own. `closed` keeps so many requests under way; the most it answers a second is the capacity.
-`open` lets requests come at random, at a rate that does not wait for answers: half of the capacity, and twice. `giant` lets small requests come at a tenth of the capacity, alone, and then
-beside one client that asks 512 new questions about a state over and over: the same state, and a new one each time.
+`open` lets requests come at random, at a rate that does not wait for answers: half of the capacity, and twice.
+`giant` lets small requests come at a tenth of the capacity, alone, and then beside one client that asks 512 new
+questions about a state over and over: the same state, and a new one each time.
 """
 
 from __future__ import annotations
