@@ -1,7 +1,6 @@
-"""The queue and the one worker thread: which rows go into the next batch, and what becomes of each.
+"""The one worker thread's loop: who is admitted to the queue, when a batch runs, and what becomes of each row.
 
-Knows nothing of the model or of HTTP: rows are whatever has `num_tokens` and a `key`, and `run` is whatever answers a
-list of them.
+Knows nothing of the model or of HTTP: `run` is whatever answers a list of rows.
 """
 
 from __future__ import annotations
@@ -10,163 +9,17 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from errors import ApiError, DeadlineExceeded, InternalError, Overloaded, ShuttingDown, WorkerDead
+from errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
 from row_cache import RowCache
+from row_queue import Entry, RowLike, RowQueue, Ticket, too_late
 
 logger = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
-GIANT_ROWS = 16  # a request with more gets short batches, so that others need not wait for it
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
-
-
-class RowLike(Protocol):
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def key(self) -> Hashable:
-        """Rows with the same key have the same result."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request in the queue. Made by any thread, changed under the batcher's lock alone.
-
-    `future` resolves to the results of `rows`, in order, or to an `ApiError`.
-    """
-
-    rows: Sequence[RowLike]
-    deadline: float  # time.monotonic() after which it does not start
-    queued_at: float
-    client: Hashable = 0  # whose it is
-    future: Future[list[Any]] = field(default_factory=Future)
-    results: dict[int, Any] = field(default_factory=dict)  # row -> result
-    next_row: int = 0  # the rows before it have started
-    started_at: float = 0.0
-    model_s: float = 0.0  # duration of the batches that it was part of
-    is_settled: bool = False  # its outcome is known, and whoever set this resolves the future
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.rows) - self.next_row
-
-    def resolve(self, outcome: list[Any] | ApiError) -> None:
-        """Set the outcome, unless the caller has cancelled or one row has failed before."""
-        if self.future.done() or not self.future.set_running_or_notify_cancel():
-            return
-        if isinstance(outcome, ApiError):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of a ticket, taken into a batch."""
-
-    ticket: Ticket
-    index: int
-
-    @property
-    def row(self) -> RowLike:
-        return self.ticket.rows[self.index]
-
-
-class RowQueue:
-    """Clients take turns, and within a client its requests, first come first served, a row each. Not locked: the
-    batcher does that."""
-
-    def __init__(self) -> None:
-        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # by client, the next in turn first
-        self._rows: Counter[Hashable] = Counter()  # that wait, by client
-        self.num_rows = 0  # that wait
-
-    def num_rows_of(self, client: Hashable) -> int:
-        return self._rows[client]
-
-    def append(self, ticket: Ticket) -> None:
-        self._tickets.setdefault(ticket.client, deque()).append(ticket)
-        self._count(ticket.client, ticket.num_waiting)
-
-    def remove(self, ticket: Ticket) -> None:
-        tickets = self._tickets.get(ticket.client, ())
-        if ticket in tickets:
-            assert isinstance(tickets, deque)
-            tickets.remove(ticket)
-            self._count(ticket.client, -ticket.num_waiting)
-
-    def _count(self, client: Hashable, num_rows: int) -> None:
-        self.num_rows += num_rows
-        self._rows[client] += num_rows
-        if not self._tickets[client]:
-            del self._tickets[client], self._rows[client]
-
-    def clear(self) -> list[Ticket]:
-        tickets = [ticket for of_client in self._tickets.values() for ticket in of_client]
-        self._tickets.clear()
-        self._rows.clear()
-        self.num_rows = 0
-        return tickets
-
-    def first_queued_at(self) -> float:
-        return min(tickets[0].queued_at for tickets in self._tickets.values())
-
-    def take_batch(
-        self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
-    ) -> list[Entry]:
-        """The next batch: turns are taken while rows and padded tokens fit; those of giants beyond their first, up to
-        `few_rows`.
-
-        Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
-        nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
-        overtaken for ever.
-        """
-        batch: list[Entry] = []
-        longest = 0
-        members: set[int] = set()
-        passed: set[int] = set()  # who let the others go first since the last row was taken
-        while self._tickets and len(batch) < max_rows:
-            client, tickets = next(iter(self._tickets.items()))
-            ticket = tickets[0]
-            if ticket.deadline < now and not ticket.next_row:
-                ticket.resolve(too_late(retry_after_s))
-            if ticket.future.done():
-                self.remove(ticket)
-                continue
-            is_giant = len(ticket.rows) > GIANT_ROWS and id(ticket) in members
-            if is_giant and len(batch) >= (few_rows or max_rows):
-                if id(ticket) in passed:
-                    break  # nobody else has a row
-                passed.add(id(ticket))
-                self._tickets.move_to_end(client)
-                tickets.rotate(-1)
-                continue
-            longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
-            if batch and longest * (len(batch) + 1) > max_tokens:
-                break
-            members.add(id(ticket))
-            passed.clear()
-            batch.append(Entry(ticket, ticket.next_row))
-            ticket.started_at = ticket.started_at or now
-            ticket.next_row += 1
-            self._tickets.move_to_end(client)  # behind the others: its next turn comes after theirs
-            tickets.rotate(-1)
-            if not ticket.num_waiting:
-                tickets.pop()
-            self._count(client, -1)
-        return batch
-
-
-def too_late(retry_after_s: int) -> DeadlineExceeded:
-    return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
 
 
 def adapt_rows(few: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
@@ -195,13 +48,14 @@ class Batcher:
         batch_window_s: float = 0.0,
         max_batch_s: float = math.inf,
         stall_s: float = math.inf,
+        max_wait_s: float = math.inf,
         max_kept_tokens: int = 0,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
         """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone; the others
         are kept for when the row is asked for again, those of `max_kept_tokens`. A giant request gets no more of a
         batch than its turn where that would take longer than `max_batch_s`. While one takes longer than `stall_s`,
-        nothing is admitted.
+        nothing is admitted; nor is what would wait for longer than `max_wait_s`, unless a batch takes all that waits.
 
         `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
         self._run, self._idle = run, idle
@@ -210,16 +64,17 @@ class Batcher:
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue()
         self._changed = threading.Condition()
-        self._max_batch_s, self._stall_s = max_batch_s, stall_s
+        self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
         self._few_rows = max_batch_rows  # how many take `max_batch_s`
         self._is_draining = self._is_dead = False
         self._running: list[Entry] = []  # the batch in the model
         self._kept = RowCache(max_kept_tokens)
         self._has_idle_work = True
-        self._seconds_per_row = 0.0
+        self._seconds_per_token = 0.0  # of late
         self.num_batches = self.num_rows = 0
         self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
-        self.num_repeated_rows = 0  # answered by an earlier run, or that of another row with the same key
+        self.num_repeated_rows = 0  # answered by an earlier run, or that of another row with the same key, and
+        self.num_repeated_tokens = 0  # their tokens
         self.beat_at = time.monotonic()  # when the worker last came round
 
     def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
@@ -249,7 +104,7 @@ class Batcher:
         with self._changed:
             if not ticket.next_row:
                 self._queue.remove(ticket)
-                ticket.resolve(too_late(self._retry_after_s(self._queue.num_rows)))
+                ticket.resolve(too_late(self._retry_after_s()))
                 self._changed.notify_all()
 
     def find_overload(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
@@ -257,10 +112,15 @@ class Batcher:
         waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
         if waiting + num_rows > self._max_queued_rows:
             said = f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may"
-            return Overloaded(said, retry_after_s=self._retry_after_s(waiting))
+            return Overloaded(said, retry_after_s=self._retry_after_s())
         if of_client + num_rows > self._max_client_rows:
             said = f"{of_client} rows of this API key wait, at most {self._max_client_rows} may"
-            return Overloaded(said, retry_after_s=self._retry_after_s(waiting))
+            return Overloaded(said, retry_after_s=self._retry_after_s())
+        if waiting >= self._max_rows:
+            wait_s = self._queue.num_tokens_before(num_rows, client) * self._seconds_per_token
+            if wait_s > self._max_wait_s:
+                said = f"the answer would take about {wait_s:.0f} s, at most {self._max_wait_s:g} s is waited"
+                return Overloaded(said, retry_after_s=self._retry_after_s(wait_s - self._max_wait_s))
         if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
             return Overloaded(f"the model has been at one batch for {age_s:.0f} s", retry_after_s=MAX_RETRY_AFTER_S)
         return None
@@ -275,10 +135,14 @@ class Batcher:
             "batch_rows": list(self.batch_rows),
             "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
             "repeated_rows": self.num_repeated_rows,
+            "tokens_repeated": self.num_repeated_tokens,
         }
 
-    def _retry_after_s(self, waiting: int) -> int:
-        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(waiting * self._seconds_per_row)))
+    def _retry_after_s(self, wait_s: float | None = None) -> int:
+        """wait_s: until there is room; without it, until all that waits has run."""
+        if wait_s is None:
+            wait_s = self._queue.num_tokens * self._seconds_per_token
+        return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
 
     def work(self) -> None:
         """Serve until drained. Worker thread only."""
@@ -305,7 +169,7 @@ class Batcher:
                         few_rows=self._few_rows,
                         max_tokens=self._max_tokens,
                         now=time.monotonic(),
-                        retry_after_s=self._retry_after_s(self._queue.num_rows),
+                        retry_after_s=self._retry_after_s(),
                     )
                     if batch:
                         self._running = batch
@@ -334,8 +198,9 @@ class Batcher:
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
         self._few_rows = adapt_rows(self._few_rows, num_run, seconds, self._max_batch_s, self._max_rows)
-        per_row = seconds / len(batch)
-        self._seconds_per_row += (per_row - self._seconds_per_row) * (RATE_SMOOTHING if self._seconds_per_row else 1.0)
+        per_token = seconds / sum(entry.row.num_tokens for entry in batch)
+        weight = RATE_SMOOTHING if self._seconds_per_token else 1.0
+        self._seconds_per_token += (per_token - self._seconds_per_token) * weight
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []
         with self._changed:
             for ticket in {id(entry.ticket): entry.ticket for entry in batch}.values():
@@ -368,6 +233,8 @@ class Batcher:
             if not isinstance(result, ApiError):
                 self._kept.put(key, to_run[key].num_tokens, result)
         self.num_repeated_rows += len(batch) - len(to_run)
+        self.num_repeated_tokens += sum(entry.row.num_tokens for entry in batch)
+        self.num_repeated_tokens -= sum(row.num_tokens for row in to_run.values())
         return [results[key] for key in keys], len(to_run)
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:

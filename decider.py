@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import readout
-from batcher import Batcher, Ticket
+from batcher import Batcher
 from config import Config
 from errors import (
     ApiError,
@@ -37,6 +37,7 @@ from errors import (
     WorkerDead,
 )
 from loading import Loaded, is_finite, load, read_pictures, warm_up
+from row_queue import Ticket
 from wire import Request, encode_response, parse_request
 
 if TYPE_CHECKING:
@@ -52,7 +53,15 @@ LOADING_RETRY_S = 2
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 KEPT_TOKENS = 1 << 19  # of rows whose results are kept: 10,000 short ones, 20 MB or so
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
-LIMITS = ("max_batch_rows", "max_batch_tokens", "max_batch_ms", "max_queued_rows", "batch_window_ms", "timeout_s")
+LIMITS = (
+    "max_batch_rows",
+    "max_batch_tokens",
+    "max_batch_ms",
+    "max_queued_rows",
+    "batch_window_ms",
+    "max_wait_s",
+    "timeout_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,7 @@ class Decider:
             max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
             max_batch_s=config.max_batch_ms / 1000 or math.inf,
+            max_wait_s=config.max_wait_s,
             stall_s=config.timeout_s,  # who is queued now would be given up
             max_kept_tokens=KEPT_TOKENS if config.state_cache_mb else 0,
             idle=self._idle,
@@ -284,7 +294,8 @@ class Decider:
 
     def health(self) -> tuple[ApiError | None, dict[str, Any]]:
         """(why a request sent now would not be answered, the document of `/health`)"""
-        error = self.unready() or self._batcher.find_overload(1)
+        has_one_client = len(set(self.config.api_keys)) <= 1
+        error = self.unready() or self._batcher.find_overload(1, 0 if has_one_client else None)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message

@@ -53,7 +53,7 @@ COUNTERS = {
     "state_cache_misses": ("onepass_state_cache_misses", "States that were computed."),
 }
 PASS_KINDS = {"replays": "replayed", "plain": "plain"}
-TOKEN_KINDS = ("computed", "reused", "padded")
+TOKEN_KINDS = ("computed", "reused", "repeated", "padded")
 MODEL_LABELS = ("model", "source", "revision", "backend", "device", "dtype", "kernels", "encoding")
 
 # Else a start time stands beside every counter, which nothing here resets

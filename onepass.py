@@ -44,6 +44,7 @@ HTTP_SETTINGS = frozenset(
         "max_queued_rows",
         "max_key_rows",
         "max_connections",
+        "max_wait_s",
         "timeout_s",
         "read_timeout_s",
         "idle_timeout_s",
@@ -175,7 +176,7 @@ def batch(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
     import tool_files
 
     questions = tool_batch.read_shared_questions(arguments.questions)
-    config = dataclasses.replace(settings(arguments), timeout_s=QUEUE_PATIENCE_S)
+    config = dataclasses.replace(settings(arguments), timeout_s=QUEUE_PATIENCE_S, max_wait_s=QUEUE_PATIENCE_S)
     with tool_files.open_files(arguments.input, arguments.output, arguments.errors, complain) as files:
         with open_decider(config) as decider:
             report = tool_batch.run(decider, files, questions, is_ordered=not arguments.unordered)

@@ -56,11 +56,14 @@ def started(*flags: str, log: Path) -> Iterator[Target]:
             process.terminate()
 
 
-def make_body(rng: random.Random, num_words: int, num_questions: int) -> bytes:
-    """A request about a state that no other has."""
-    state = f"case {rng.getrandbits(40)}: {' '.join(rng.choices(WORDS, k=num_words))}"
+def make_body(rng: random.Random, num_words: int, num_questions: int, *, has_new_state: bool = True) -> bytes:
+    """A request that no other is the same as, about a state that no other has either."""
+    words = rng if has_new_state else random.Random(2)
+    state = f"case {words.getrandbits(40)}: {' '.join(words.choices(WORDS, k=num_words))}"
+    number = rng.getrandbits(40)
     questions = {
-        str(n): {**KINDS[n % 3], "instructions": f"{KINDS[n % 3]['instructions']} {n}"} for n in range(num_questions)
+        str(n): {**KINDS[n % 3], "instructions": f"{number}: {KINDS[n % 3]['instructions']} {n}"}
+        for n in range(num_questions)
     }
     return json.dumps({"state": state, "questions": questions}).encode()
 

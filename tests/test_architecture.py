@@ -22,6 +22,7 @@ LAYERS: tuple[dict[str, set[str]], ...] = (
         "plan": set(),
         "process": set(),
         "row_cache": set(),
+        "row_queue": set(),
         "state_cache": set(),
         "tokens": {"tokenizers"},
         "kernels": {"torch", "fla"},

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import GIANT_ROWS, Batcher, RowQueue, Ticket, adapt_rows
+from batcher import Batcher, adapt_rows
 from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
+from row_queue import GIANT_ROWS, RowQueue, Ticket
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
 
@@ -234,6 +235,49 @@ def test_a_request_is_admitted_whole_or_refused_whole() -> None:
         assert batcher.describe()["queued_rows"] == 15
         batcher.submit(rows(*["y"] * 5), WAIT_S)
         assert isinstance(batcher.find_overload(1), Overloaded)
+
+
+def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less() -> None:
+    model = FakeModel(is_held=True)
+    with running(model, max_wait_s=2.0, max_queued_rows=2000) as batcher:
+        batcher.submit(rows("first"), WAIT_S)
+        batcher._seconds_per_token = 0.01  # 0.1 s a row
+        assert model.started.acquire(timeout=WAIT_S)
+        batcher.submit(rows(*"abc"), WAIT_S)
+        assert batcher.find_overload(500) is None  # all that waits is in the next batch
+        batcher.submit(rows(*["giant"] * 500), WAIT_S)
+        assert batcher.find_overload(1) is None  # takes turns with the giant
+        assert batcher.find_overload(17) is None
+        with pytest.raises(Overloaded, match="about 50 s, at most 2 s is waited") as caught:
+            batcher.submit(rows(*["x"] * 500), WAIT_S)
+        assert caught.value.retry_after_s == 29
+        for _ in range(19):
+            batcher.submit(rows("y"), WAIT_S)
+        with pytest.raises(Overloaded, match="the answer would take about 2 s") as caught:
+            batcher.submit(rows("y"), WAIT_S)
+        assert caught.value.retry_after_s == 1
+        assert batcher.find_overload(1, "another client") is None  # takes turns with all of them together
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12)), max_size=8),
+    st.sampled_from("abcd"),
+    st.integers(1, 12),
+)
+def test_the_expected_wait_is_that_of_the_turns_taken(
+    waiting: list[tuple[str, int]], client: str, num_rows: int
+) -> None:
+    queue, _ = queue_of(
+        *([FakeRow(str(n)) for n in range(count)] for _, count in waiting), clients="".join(w for w, _ in waiting)
+    )
+    expected = queue.num_tokens_before(num_rows, client) / 10
+    mine = Ticket([FakeRow("mine") for _ in range(num_rows)], 100.0, 0.0, client)
+    queue.append(mine)
+    num_before = 0
+    while mine.num_waiting:
+        (entry,) = queue.take_batch(max_rows=1, max_tokens=1000, now=0.0)
+        num_before += entry.ticket is not mine
+    assert abs(num_before - expected) <= len(waiting)  # a turn more or less of each
 
 
 def test_one_client_cannot_fill_the_queue() -> None:

@@ -136,8 +136,9 @@ def live_samples(live: Server) -> Samples:
 
 def test_the_real_server_counts_rows_tokens_and_batches(live: Server) -> None:
     before = live_samples(live)
-    states = [f"{number}: {REQUEST['state']}" for number in (1, 2, 1)]
-    answers = [live.post({**REQUEST, "state": state}) for state in states]
+    states = [{**REQUEST, "state": f"{number}: {REQUEST['state']}"} for number in (1, 2, 1)]
+    other = {**states[0], "questions": {"d": {"type": "noul", "instructions": "Is it a letter?"}}}
+    answers = [live.post(request) for request in (*states, other)]
     refused = live.post({"state": "x"})
     after = live_samples(live)
 
@@ -146,18 +147,17 @@ def test_the_real_server_counts_rows_tokens_and_batches(live: Server) -> None:
 
     assert refused[0] == 422
     tokens = sum(document["usage"]["input_tokens"] for _, document in answers)
-    assert grown("onepass_requests_total", status="200", route="/v1/systemone") == 3
+    assert grown("onepass_requests_total", status="200", route="/v1/systemone") == 4
     assert grown("onepass_requests_total", status="422") == 1
-    assert grown("onepass_rows_total", outcome="answered") == grown("onepass_batch_rows_sum") == 9
-    assert 3 <= grown("onepass_batch_rows_count") <= 9
+    assert grown("onepass_rows_total", outcome="answered") == grown("onepass_batch_rows_sum") == 10
+    assert 4 <= grown("onepass_batch_rows_count") <= 10
     assert grown("onepass_input_tokens_total") == tokens
-    assert (
-        grown("onepass_model_tokens_total", kind="computed") + grown("onepass_model_tokens_total", kind="reused")
-        == tokens
-    )
+    kinds = {kind: grown("onepass_model_tokens_total", kind=kind) for kind in ("computed", "reused", "repeated")}
+    assert sum(kinds.values()) == tokens
+    assert kinds["repeated"] == answers[2][1]["usage"]["input_tokens"]  # the third asks what the first did
     assert grown("onepass_state_cache_hits_total") >= 1
     for stage in metrics.STAGES[:-1]:  # the last write may still be going on
-        assert grown("onepass_stage_seconds_count", stage=stage) == (4 if stage == "read" else 3), stage
+        assert grown("onepass_stage_seconds_count", stage=stage) == (5 if stage == "read" else 4), stage
     facts = json.loads(live.request("GET", "/health")[2])
     shown = {label: facts[label] for label in ("model", "backend", "device", "dtype")}
     assert value(after, "onepass_model_info", **shown) == 1

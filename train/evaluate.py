@@ -198,7 +198,7 @@ def main() -> None:
     rows = read_raw(args.file)
     if args.limit:
         rows = random.Random(args.seed).sample(rows, min(args.limit, len(rows)))
-    with Decider(Config(model=args.model, max_queued_rows=4096, timeout_s=3600.0)) as decider:
+    with Decider(Config(model=args.model, max_queued_rows=4096, max_wait_s=3600.0, timeout_s=3600.0)) as decider:
         report(decider, rows, args)
 
 
