@@ -466,7 +466,7 @@ def test_bench_says_why_a_cell_cannot_be_measured(
         assert tool("bench", "--seconds", "0") == 0
     failed = {cell["state"]: cell["failed"] for cell in json.loads(tool.out)["results"]}
     assert failed["short"] == ""
-    assert re.fullmatch(r"the prompt has \d+ tokens; the limit is 300", failed["long"])
+    assert re.fullmatch(r"question 'refund': the prompt has \d+ tokens; the limit is 300", failed["long"])
 
 
 def test_the_settings_left_out_are_settings() -> None:
