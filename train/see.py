@@ -4,7 +4,8 @@
     python train/see.py --run RUN merge --out OUT     # the checkpoint with the tower in it
 
 The language model's weights do not change, so its answers about texts do not either. The loss is that of the answers,
-through the quick forward of model.py, and how far a picture's embeddings are from those of the words for what is in it.
+through the quick forward of model.py, and, less and less, how far a picture's embeddings are from those of the words for
+what is in it.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ def train(reader: Reader, eyes: Eyes, options: argparse.Namespace) -> None:
         of_answers, right = answers_loss(reader, seen, drawings, random.Random(seed))
         of_words = words_loss(reader, seen, drawings)
         optimizer.zero_grad()
-        (of_answers + of_words).backward()  # type: ignore[no-untyped-call]
+        (of_answers + (1 - step / options.steps) * of_words).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(eyes.parameters(), 1.0)
         optimizer.step()
         eyes.fix()
