@@ -63,7 +63,7 @@ class Batcher:
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # of an RLock
         self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
         self._few_rows = max_batch_rows  # how many take `max_batch_s`
         self._is_draining = self._is_dead = False
@@ -109,20 +109,22 @@ class Batcher:
 
     def find_overload(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
         """Why `num_rows` more would not be admitted, of this client or of whoever has none waiting."""
-        waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
-        if waiting + num_rows > self._max_queued_rows:
-            said = f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may"
-            return Overloaded(said, retry_after_s=self._retry_after_s())
-        if of_client + num_rows > self._max_client_rows:
-            said = f"{of_client} rows of this API key wait, at most {self._max_client_rows} may"
-            return Overloaded(said, retry_after_s=self._retry_after_s())
-        if waiting >= self._max_rows:
-            wait_s = self._queue.num_tokens_before(num_rows, client) * self._seconds_per_token
-            if wait_s > self._max_wait_s:
-                said = f"the answer would take about {wait_s:.0f} s, at most {self._max_wait_s:g} s is waited"
-                return Overloaded(said, retry_after_s=self._retry_after_s(wait_s - self._max_wait_s))
-        if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
-            return Overloaded(f"the model has been at one batch for {age_s:.0f} s", retry_after_s=MAX_RETRY_AFTER_S)
+        with self._changed:
+            waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
+            if waiting + num_rows > self._max_queued_rows:
+                said = f"the queue is full: {waiting} rows wait, at most {self._max_queued_rows} may"
+                return Overloaded(said, retry_after_s=self._retry_after_s())
+            if of_client + num_rows > self._max_client_rows:
+                said = f"{of_client} rows of this API key wait, at most {self._max_client_rows} may"
+                return Overloaded(said, retry_after_s=self._retry_after_s())
+            if waiting >= self._max_rows:
+                wait_s = self._queue.num_tokens_before(num_rows, client) * self._seconds_per_token
+                if wait_s > self._max_wait_s:
+                    said = f"the answer would take about {wait_s:.0f} s, at most {self._max_wait_s:g} s is waited"
+                    return Overloaded(said, retry_after_s=self._retry_after_s(wait_s - self._max_wait_s))
+            if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
+                said = f"the model has been at one batch for {age_s:.0f} s"
+                return Overloaded(said, retry_after_s=MAX_RETRY_AFTER_S)
         return None
 
     def describe(self) -> dict[str, Any]:
