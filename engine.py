@@ -65,7 +65,7 @@ class Body(Protocol):
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor: ...
 
-    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]: ...
+    def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]: ...
 
 
 @dataclass(slots=True)
@@ -151,8 +151,8 @@ class Engine:
 
     @property
     def _keeps_in_passing(self) -> bool:
-        """A new state with one question is computed with it, in one pass. Not if answers have to be the same to the
-        bit, and not with graphs, whose passes do the one or the other."""
+        """New states with one question are computed with it, in the same pass. Not if answers have to be the same to
+        the bit, and not with graphs, whose passes do the one or the other."""
         return not self._mixes_prefixes and self._limits.max_rows > 1
 
     def forward(self, rows: list[Row]) -> list[Scores]:
@@ -183,10 +183,8 @@ class Engine:
         for index, beginning in beginnings.items():
             members_of.setdefault(beginning, []).append(index)
         if self._keeps_in_passing:
-            for beginning, members in list(members_of.items()):
-                if len(members) == 1 and beginning.key not in self._states:
-                    del members_of[beginning]
-                    scores[members[0]] = self._score_and_begin(rows[members[0]], beginning)
+            new = [one for one, members in members_of.items() if len(members) == 1 and one.key not in self._states]
+            self._score_and_begin(rows, {members_of.pop(one)[0]: one for one in new}, scores)
         distinct, step = list(members_of), MAX_NEW_PREFIXES if self._mixes_prefixes else 1
         for start in range(0, len(distinct), step):
             prefixes = self._begin(distinct[start : start + step])
@@ -260,15 +258,26 @@ class Engine:
         ids = self._states.find_pinned(beginning.ids)
         return None if ids is None else self._states.get(ids)
 
-    def _score_and_begin(self, row: Row, beginning: Beginning) -> list[list[float]]:
-        """The scores of the only row of a new beginning, which is kept: one pass instead of two."""
-        past = self._pinned_past(beginning)
-        found, made = self._body.scores_and_beginning(row, past)
-        before = 0 if past is None else past.num_tokens
-        self.tokens.computed += row.num_tokens - before
-        self.tokens.reused += before
-        self._states.put(beginning.key, made)
-        return split_scores([row], found)[0]
+    def _score_and_begin(self, rows: Sequence[Row], beginnings: Mapping[int, Beginning], scores: list[Scores]) -> None:
+        """The scores of rows, each the only one of a new beginning, which is kept: one pass instead of two."""
+        numbers = list(beginnings)
+        pasts = [self._pinned_past(beginnings[i]) for i in numbers]
+        starts = [0 if past is None else past.num_tokens for past in pasts]
+        lengths = [rows[i].num_tokens - start for i, start in zip(numbers, starts, strict=True)]
+        groups = [(id(past), bool(rows[i].pictures)) for i, past in zip(numbers, pasts, strict=True)]
+        for batch in plan_batches(lengths, self._cost, self._limits, groups):
+            chosen = [numbers[place] for place in batch.rows]
+            together = [rows[i] for i in chosen]
+            found, made = self._body.scores_and_beginnings(together, pasts[batch.rows[0]])
+            self._count_pass([lengths[place] for place in batch.rows])
+            self.tokens.reused += sum(starts[place] for place in batch.rows)
+            for index, row_scores, prefix in zip(chosen, split_scores(together, found), made, strict=True):
+                scores[index] = row_scores
+                self._states.put(beginnings[index].key, prefix)
+
+    def _count_pass(self, lengths: list[int]) -> None:
+        self.tokens.computed += sum(lengths)
+        self.tokens.padded += len(lengths) * max(lengths) - sum(lengths)
 
     def _score(
         self, rows: Sequence[Row], chosen: list[int], prefixes: list[Prefix] | None, scores: list[Scores]
@@ -277,8 +286,7 @@ class Engine:
         together = [rows[i] for i in chosen]
         starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(together)
         lengths = [row.num_tokens - start for row, start in zip(together, starts, strict=True)]
-        self.tokens.computed += sum(lengths)
-        self.tokens.padded += len(lengths) * max(lengths) - sum(lengths)
+        self._count_pass(lengths)
         self.tokens.reused += sum(starts) - sum({id(prefix): prefix.num_tokens for prefix in prefixes or ()}.values())
         found = split_scores(together, self._body.scores(together, prefixes))
         for index, row_scores in zip(chosen, found, strict=True):

@@ -178,17 +178,18 @@ class FastBody:
             past = prefixes[0] if is_one else stack(prefixes)
         return self._score(make_inputs(rows, starts).map(lambda tensor: tensor.to(self._device)), past, pictures)
 
-    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]:
-        """The option scores of one row, and what its shared tokens leave behind, in one pass. past, of one row of text,
-        comes before them."""
+    def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]:
+        """The option scores of rows as in `scores`, and what their shared tokens leave behind, in one pass. past, of
+        one row of text, comes before them all."""
         start = 0 if past is None else past.num_tokens
-        inputs = make_inputs([row], [start]).map(lambda tensor: tensor.to(self._device))
-        tokens = self._tokens(inputs.ids, inputs.starts, [shift(row.pictures, start)])
-        hidden, prefix = qwen3_5.forward(
-            self._spec, self._weights, **tokens, read=inputs.reads, prefix=past, keep=row.num_shared - start
-        )
+        inputs = make_inputs(rows, [start] * len(rows)).map(lambda tensor: tensor.to(self._device))
+        tokens = self._tokens(inputs.ids, inputs.starts, [shift(row.pictures, start) for row in rows])
+        lengths = [row.num_shared - start for row in rows]
+        keep = lengths if len(rows) > 1 else lengths[0]
+        hidden, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, read=inputs.reads, prefix=past, keep=keep)
         assert prefix is not None
-        return self._head.scores(hidden, inputs.score_reads, inputs.score_others), prefix
+        made = [prefix.row(index, row.num_shared) for index, row in enumerate(rows)] if len(rows) > 1 else [prefix]
+        return self._head.scores(hidden, inputs.score_reads, inputs.score_others), made
 
     def _graph_for(self, rows: Sequence[Row], starts: Sequence[int]) -> Graph[Buffers] | None:
         if self.graphs is None:

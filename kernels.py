@@ -9,6 +9,8 @@ in Triton's interpreter on a CPU, gave what the torch code gives (docs/engine.md
 Nothing here reads a tensor on the host or allocates by a tensor's values, so each function can be part of a CUDA graph.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -210,6 +212,37 @@ def gated_delta_rule(
             state = added if state is None else torch.addcmul(added, state, since_start[i, :, -1:])
     final = state.view(batch, num_heads, -1, value_dim) if want_state and state is not None else None
     return output[:, :length], final
+
+
+def delta_rule_keeping(
+    tokens: tuple[Tensor, ...], state: Tensor | None, keep: int, counts: Tensor | None, kept: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """gated_delta_rule's output for all tokens, and the state after the first of them alone.
+
+    tokens: query, key, value, decay, beta as there, (B, T, ...) each. The state wanted is that after `keep` tokens,
+    None for 0; counts (B, T) bool: those among these that change it, None for all. kept: where the rows differ in how
+    many these are and others follow, that number of each row, the largest of which is `keep`."""
+    first = tuple(part[:, :keep] for part in tokens) if keep else tokens
+    if counts is not None:  # a token with beta 0 and decay 0 leaves the state as it was
+        factor = counts[:, :keep].unsqueeze(-1)
+        first = (*first[:3], first[3] * factor, first[4] * factor)
+    output, state = gated_delta_rule(*first, state=state, want_state=keep > 0)
+    length = tokens[0].shape[1]
+    if not kept:
+        if 0 < keep < length:
+            output = torch.cat((output, gated_delta_rule(*(part[:, keep:] for part in tokens), state=state)[0]), dim=1)
+        return output, state
+    # What follows begins at another place in each row: it is brought to the left, and its output back
+    places = [(slice(start, length), slice(0, length - start)) for start in kept]
+    rest = tuple(part.new_zeros(len(part), length - min(kept), *part.shape[2:]) for part in tokens)
+    for row, (after, moved) in enumerate(places):
+        for part, whole in zip(rest, tokens, strict=True):
+            part[row, moved] = whole[row, after]
+    following, _ = gated_delta_rule(*rest, state=state)
+    output = F.pad(output, (0, 0, 0, 0, 0, length - keep))
+    for row, (after, moved) in enumerate(places):
+        output[row, after] = following[row, moved]
+    return output, state
 
 
 def _inside_chunks(keys: Tensor, queries: Tensor, total: Tensor, beta: Tensor, group: int) -> tuple[Tensor, Tensor]:

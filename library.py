@@ -56,7 +56,7 @@ class LibraryBody:
     def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
         raise NotImplementedError
 
-    def scores_and_beginning(self, row: Row, past: Prefix | None = None) -> tuple[Tensor, Prefix]:
+    def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]:
         raise NotImplementedError
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor:

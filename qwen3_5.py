@@ -5,7 +5,7 @@ tensors, for any device; no module state, no generation, no loss. No value on th
 shape depends on one: a call can be captured in a CUDA graph. It knows no files, tokens, scores or requests.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -289,9 +289,10 @@ class _Pass:
     all: _Sight
     last: _Sight  # of the tokens that are read, for the last layer
     chosen: Tensor  # (B * R,) where these are among B * T tokens
-    lengths: Tensor | None  # (B,); None: no padding, or nobody to mind it
-    real: Tensor  # (B, T) bool, what is not padding
     keep: int  # layers return what so many tokens of each row leave behind; 0: nothing
+    lengths: Tensor | None  # (B,), how many of these count; None: all, or nobody to mind it
+    real: Tensor  # (B, T) bool, which do
+    kept: Sequence[int]  # the lengths, where tokens come after them in rows of several; else empty
 
 
 def forward(
@@ -304,10 +305,10 @@ def forward(
     read: Tensor | None = None,
     lengths: Tensor | None = None,
     prefix: Prefix | None = None,
-    keep: int = 0,
+    keep: int | Sequence[int] = 0,
 ) -> tuple[Tensor, Prefix | None]:
     """One pass over right-padded rows. Returns their final-norm hidden states (B, R, H) at the positions read and, if
-    wanted, the prefix that the first `keep` of their T tokens are to others.
+    wanted, the prefix that the first `keep` of their T tokens, or so many of each row, are to others.
 
     input_ids (B, T) long or embeds (B, T, H); positions (B, T), or (3, B, T) for time, height and width, going on where
     the prefix's end; read (B, R) long, indices into T, None for none; prefix of B rows, or of one that all B continue.
@@ -334,16 +335,25 @@ def forward(
         gate, up = kernels.linear(normed, layer.gate_up).chunk(2, dim=-1)
         kernels.add_linear_(x, F.silu(gate).mul_(up), layer.down)
     hidden = kernels.rms_norm(x, weights.norm, spec.eps).view(batch, -1, spec.hidden_size)
-    if not keep:
+    if not step.keep:
         return hidden, None
     before = () if prefix is None else (prefix.valid.expand(batch, -1),)
-    return hidden, Prefix(tuple(states), torch.cat((*before, step.real[:, :keep]), dim=1))
+    return hidden, Prefix(tuple(states), torch.cat((*before, step.real[:, : step.keep]), dim=1))
 
 
 def _plan(
-    weights: Weights, positions: Tensor, read: Tensor | None, lengths: Tensor | None, prefix: Prefix | None, keep: int
+    weights: Weights,
+    positions: Tensor,
+    read: Tensor | None,
+    lengths: Tensor | None,
+    prefix: Prefix | None,
+    keep: int | Sequence[int],
 ) -> _Pass:
     batch, length = positions.shape[-2:]
+    kept: Sequence[int] = ()
+    if not isinstance(keep, int):
+        kept, keep = keep, max(keep)
+        lengths = torch.tensor(kept, device=positions.device)
     order = torch.arange(length, device=positions.device)
     read = order.new_empty(batch, 0) if read is None else read
     angles = kernels.rotary_angles(positions, weights.frequencies, weights.axes)
@@ -354,7 +364,7 @@ def _plan(
     last_mask = kernels.attention_mask(order <= read.unsqueeze(-1), before, weights.dtype)
     real = order.expand(batch, -1) < (length if lengths is None else lengths.unsqueeze(1))
     every, last = _Sight(angles.cos(), angles.sin(), mask), _Sight(at_read.cos(), at_read.sin(), last_mask)
-    return _Pass(every, last, chosen, lengths, real, keep)
+    return _Pass(every, last, chosen, keep, lengths, real, kept)
 
 
 def _attention(spec: Spec, w: AttentionWeights, x: Tensor, step: _Pass, past: State | None, is_last: bool) -> Mixed:
@@ -385,21 +395,15 @@ def _linear_attention(spec: Spec, w: LinearWeights, x: Tensor, step: _Pass, past
     qkv, z, b, a = torch.split(kernels.linear(x, w.qkvzba), [spec.conv_channels, values, heads, heads], dim=-1)
     beta = b.to(w.rate.dtype).sigmoid()
     decay = F.softplus(a.to(w.rate.dtype) + w.dt_bias).mul_(w.rate)
-    if step.lengths is not None:  # a token with beta 0 and decay 0 leaves the state as it was
-        beta, decay = beta * step.real.unsqueeze(-1), decay * step.real.unsqueeze(-1)
     conv, recurrent = (None, None) if past is None else past
     q_k, v = torch.split(kernels.causal_conv_silu(qkv, w.conv, conv), [spec.conv_channels - values, values], dim=-1)
     q, k = q_k.view(batch, length, 2, key_heads, key_dim).unbind(2)
     v = v.view(batch, length, heads, -1)
-    tokens = (q, k, v, decay, beta)
-    first = tuple(part[:, : step.keep] for part in tokens) if step.keep else tokens
-    core, recurrent = kernels.gated_delta_rule(*first, state=recurrent, want_state=step.keep > 0)
+    counts = None if step.lengths is None else step.real
+    core, recurrent = kernels.delta_rule_keeping((q, k, v, decay, beta), recurrent, step.keep, counts, step.kept)
     kept = None
     if recurrent is not None:
         kept = kernels.last_inputs(qkv[:, : step.keep], w.conv.shape[1], conv, step.lengths), recurrent
-    if 0 < step.keep < length:
-        rest = tuple(part[:, step.keep :] for part in tokens)
-        core = torch.cat((core, kernels.gated_delta_rule(*rest, state=recurrent)[0]), dim=1)
     core, z = core.flatten(0, 1), z.view(batch, length, heads, -1).flatten(0, 1)
     if is_last:
         core, z = core.index_select(0, step.chosen), z.index_select(0, step.chosen)

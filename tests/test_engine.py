@@ -137,6 +137,25 @@ def test_a_new_state_with_one_question_takes_one_pass_and_is_kept(starter: Loade
     assert largest_difference([*first, *others], plain.engine.forward(rows)) < TOLERANCE
 
 
+def test_new_states_with_a_question_each_share_a_pass_and_are_kept(starter: Loaded, plain: Loaded) -> None:
+    engine: Any = starter.engine
+    pairs = [about(starter, num_words, seed=20 + num_words, count=2) for num_words in (70, 75, 90, 200, 73)]
+    firsts, seconds = [rows[0] for rows in pairs], [rows[1] for rows in pairs]
+    passes: list[int] = []
+    run = engine._body.scores_and_beginnings
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            engine._body, "scores_and_beginnings", lambda rows, past: passes.append(len(rows)) or run(rows, past)
+        )
+        first = engine.forward(firsts)
+    assert sum(passes) == 5
+    assert max(passes) > 1
+    reused = engine.tokens.reused
+    second = engine.forward(seconds)
+    assert engine.tokens.reused - reused == sum(row.num_shared for row in seconds)
+    assert largest_difference(first + second, plain.engine.forward(firsts + seconds)) < TOLERANCE
+
+
 def test_a_question_alone_or_among_others_about_a_long_state_is_the_same(starter: Loaded) -> None:
     rows = about(starter, 200, seed=1)
     alone = [starter.engine.forward([row])[0] for row in rows]

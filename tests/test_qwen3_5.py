@@ -324,6 +324,28 @@ def test_a_pass_keeps_what_its_first_tokens_leave_behind(pair: Pair, keep: int, 
     assert distance(pair.ours(last, prefix=kept), pair.ours(last, prefix=apart)) < TOLERANCE
 
 
+@pytest.mark.parametrize("keep", [(5, 40, 69), (1, 1, 1), (64, 3, 64), (70, 20, 30)])
+@pytest.mark.parametrize("num_before", [0, 75])
+def test_rows_of_one_pass_may_keep_as_many_tokens_as_each_likes(pair: Pair, keep: tuple[int, ...], num_before: int):
+    """What is kept of each, and its hidden states, are those of the row alone."""
+    before = pair.prefix(tokens(1, num_before)) if num_before else None
+    past: dict[str, Any] = {} if before is None else {"prefix": before}
+    ids = tokens(3, 70, seed=3)
+    order = torch.arange(70).expand(3, -1)
+    hidden, kept = forward(
+        pair.spec, pair.weights, positions=order + num_before, input_ids=ids, read=order, keep=keep, **past
+    )
+    assert kept is not None
+    assert distance(pair.logits(hidden), pair.ours(ids, **past)) < TOLERANCE
+    last = tokens(1, 9, seed=5)
+    for index, count in enumerate(keep):
+        row, apart = kept.row(index, num_before + count), pair.prefix(ids[index : index + 1, :count], **past)
+        assert row.num_tokens == apart.num_tokens
+        for mine, theirs in zip(row.layers, apart.layers, strict=True):
+            assert max(distance(one, other) for one, other in zip(mine, theirs, strict=True)) < TOLERANCE
+        assert distance(pair.ours(last, prefix=row), pair.ours(last, prefix=apart)) < TOLERANCE
+
+
 PREFIX_ROWS = [tokens(n, seed=n) for n in (2, 40, 90)]
 
 
