@@ -1,6 +1,6 @@
 """The real server under load: closed loops, a Poisson clock, twice its capacity, and a giant beside small requests.
 
-    python bench/load.py [--seconds 20] [--model FOLDER] [--only open giant]
+    python bench/load.py [--seconds 20] [--seconds-over 600] [--model FOLDER] [--only open giant]
 
 The server is a process of its own, the client another, with a connection for each request that is under way. Requests
 are of mixed sizes (of ten: seven with one question about 20 words, two with three about 60, one with six about 200),
@@ -137,10 +137,10 @@ async def closed(target: Target, seconds: float) -> float:
     return best
 
 
-async def overload(target: Target, capacity: float, seconds: float) -> None:
-    for times in (0.5, 2.0):
+async def overload(target: Target, capacity: float, seconds: float, seconds_over: float) -> None:
+    for times, duration in ((0.5, seconds), (2.0, seconds_over)):
         started_at = time.monotonic()
-        seen = await open_loop(target, times * capacity, seconds, SIZES)
+        seen = await open_loop(target, times * capacity, duration, SIZES)
         show(f"open, {times} of capacity", times * capacity, seen, time.monotonic() - started_at)
 
 
@@ -162,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ROOT / "model"))
     parser.add_argument("--seconds", type=float, default=20.0, help="of each line (default: 20)")
+    parser.add_argument("--seconds-over", type=float, help="of the line above capacity (default: as the others)")
     parser.add_argument("--capacity", type=float, help="requests a second (default: what the closed loops find)")
     parser.add_argument("--only", nargs="+", choices=["open", "giant"], default=["open", "giant"])
     parser.add_argument("--flags", nargs="*", default=[], help="of the server, without their dashes: max-batch-ms=0")
@@ -178,7 +179,7 @@ async def run_all(target: Target, args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     capacity = args.capacity or await closed(target, args.seconds)
     if "open" in args.only:
-        await overload(target, capacity, args.seconds)
+        await overload(target, capacity, args.seconds, args.seconds_over or args.seconds)
     if "giant" in args.only:
         await beside_giants(target, capacity, args.seconds)
 
