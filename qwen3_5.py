@@ -18,6 +18,7 @@ from prefix import Prefix, State
 
 FULL, LINEAR = "full_attention", "linear_attention"
 BODY_PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "")
+MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
 
@@ -101,7 +102,7 @@ def _refuse_what_we_do_not_compute(whole: Mapping[str, Any], text: Mapping[str, 
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     refusals = (
-        ("model_type", text.get("model_type"), text.get("model_type") in ("qwen3_5", "qwen3_5_text")),
+        *(("model_type", part.get("model_type"), part.get("model_type") in MODEL_TYPES) for part in (whole, text)),
         ("quantization_config", "present", not (whole.get("quantization_config") or text.get("quantization_config"))),
         ("hidden_act", text.get("hidden_act"), text.get("hidden_act", "silu") == "silu"),
         ("attention_bias", True, not text.get("attention_bias")),

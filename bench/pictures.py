@@ -47,32 +47,28 @@ PREPROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
 }
 QUESTIONS = [f"Is it number {n} of the things that one may ask about it?" for n in range(6)]
+OTHERS = [f"{question} Really?" for question in QUESTIONS]  # the same ones would not be computed again
 
 
 def make_checkpoint(folder: Path, depth: int, width: int) -> Any:
-    """The starter's language model and a random tower."""
-    text = json.loads((STARTER_MODEL / "config.json").read_text())
+    """The starter with a random tower in place of its own."""
+    document = json.loads((STARTER_MODEL / "config.json").read_text())
     config = Qwen3_5VisionConfig(
         depth=depth,
         hidden_size=width,
         intermediate_size=4 * width,
         num_heads=width // 64,
-        out_hidden_size=text["hidden_size"],
+        out_hidden_size=document["text_config"]["hidden_size"],
     )
     torch.manual_seed(0)
     tower: Any = Qwen3_5VisionModel(config)
     tower.eval()
+    shutil.copytree(STARTER_MODEL, folder, dirs_exist_ok=True)
     tensors = load_file(STARTER_MODEL / "model.safetensors")
-    whole = {f"model.language_model.{name.removeprefix('model.')}": tensor for name, tensor in tensors.items()}
+    whole = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.visual.")}
     whole |= {f"model.visual.{name}": tensor.contiguous() for name, tensor in tower.state_dict().items()}
-    for name in ("decision.json", "decision_template.jinja", "decision_template_joint.jinja", "head.safetensors"):
-        shutil.copy(STARTER_MODEL / name, folder)
-    for path in STARTER_MODEL.glob("tokenizer*"):
-        shutil.copy(path, folder)
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
-    ids = dict.fromkeys(("image_token_id", "vision_start_token_id", "vision_end_token_id"), 0)
-    document = {"model_type": "qwen3_5", "text_config": text, "vision_config": config.to_dict(), **ids}
-    (folder / "config.json").write_text(json.dumps({**document, "tie_word_embeddings": True}, default=str))
+    (folder / "config.json").write_text(json.dumps({**document, "vision_config": config.to_dict()}, default=str))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     return tower
 
@@ -130,7 +126,7 @@ def measure_requests(folder: Path, rounds: int) -> None:
             lambda: [plain.decide(request(data, [one], "see")) for one in QUESTIONS],  # noqa: B023 - called here
             lambda: plain.decide(request(data, QUESTIONS, "see")),  # noqa: B023
             lambda: kept.decide(request(data, QUESTIONS, "see")),  # noqa: B023
-            lambda: kept.decide(request(data, QUESTIONS, "see")),  # noqa: B023
+            lambda: kept.decide(request(data, OTHERS, "see")),  # noqa: B023
         )
         for name, run in zip(names, runs, strict=True):
             times[name].append(seconds(run))

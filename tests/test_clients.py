@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import struct
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
+import PIL.Image as Pillow
 import pytest
 from live import Server
+from PIL import ImageDraw
 from typesafe_sdk import (
     AsyncTypeSafeClient,
     Choice,
@@ -125,28 +126,49 @@ def test_the_sdk_is_let_in_with_the_key_alone(locked: Server) -> None:
             sdk.models.list()
 
 
-def png() -> bytes:
-    def chunk(tag: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + tag + data + struct.pack(">I", zlib.crc32(tag + data))
+def png(shape: str, colour: str) -> bytes:
+    """It on white, as anybody would draw it."""
+    picture = Pillow.new("RGB", (256, 256), "white")
+    pen = ImageDraw.Draw(picture)
+    (pen.ellipse if shape == "circle" else pen.rectangle)((80, 80, 160, 160), fill=colour)
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()
 
-    rows = b"".join(b"\0" + b"\xff\x00\x00" * 300 for _ in range(300))
-    header = struct.pack(">IIBBBBB", 300, 300, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+@pytest.mark.parametrize(("shape", "colour"), [("circle", "red"), ("square", "blue"), ("circle", "green")])
+def test_the_starter_sees_what_the_sdk_sends(live: Server, shape: str, colour: str) -> None:
+    questions = {
+        "colour": Choice(instructions="What colour is it?", criteria=dict.fromkeys(("red", "green", "blue", "black"))),
+        "shape": Choice(instructions="What shape is it?", criteria=dict.fromkeys(("square", "circle", "star"))),
+        "is it": Noul(instructions=f"Is it {colour}?"),
+    }
+    with client(live) as sdk:
+        by_name = sdk.system_one(state={"photo": Image(png(shape, colour))}, questions=questions)
+        bare = sdk.system_one(state=Image(png(shape, colour)), questions=questions)
+    for response in (by_name, bare):
+        assert response.choices["colour"].choice == colour
+        assert response.choices["shape"].choice == shape
+        assert response.nouls["is it"].noul > 0.5
 
 
-def test_a_text_only_model_says_so_to_a_picture_and_never_ignores_it(live: Server) -> None:
-    with client(live) as sdk, pytest.raises(TypeSafeBadRequestError, match="reads text only"):
-        sdk.system_one(state={"photo": Image(png())}, questions=QUESTIONS)
+def test_a_text_only_model_says_so_to_a_picture_and_never_ignores_it(labels_checkpoint: Path) -> None:
     question = {"q": {"type": "noul", "instructions": "?"}}
-    for pictures in (
-        {"images": {"a": "aGk="}},
-        {"images": ["aGk="]},
-        {"assets": {"@a": {"type": "image", "data_base64": "aGk="}}},
-    ):
-        status, document = live.post({"state": "x", "questions": question, **pictures})
-        assert (status, document["detail"]["error_type"]) == (400, "api_usage_error")
-    for nothing in ({"images": {}}, {"images": []}, {"images": None}, {"assets": {}}):
-        assert live.post({"state": "x", "questions": question, **nothing})[0] == 200
+    with Server("--model", str(labels_checkpoint)) as server:
+        with client(server) as sdk, pytest.raises(TypeSafeBadRequestError, match="reads text only"):
+            sdk.system_one(state={"photo": Image(png("circle", "red"))}, questions=QUESTIONS)
+        for pictures in (
+            {"images": {"a": "aGk="}},
+            {"images": ["aGk="]},
+            {"assets": {"@a": {"type": "image", "data_base64": "aGk="}}},
+        ):
+            status, document = server.post({"state": "x", "questions": question, **pictures})
+            assert (status, document["detail"]["error_type"]) == (400, "api_usage_error")
+        for nothing in ({"images": {}}, {"images": []}, {"images": None}, {"assets": {}}):
+            assert server.post({"state": "x", "questions": question, **nothing})[0] == 200
+        health = json.loads(server.request("GET", "/health")[2])
+        assert health["images"] is False
+        assert health["images_reason"]
 
 
 def run_jevcompat(server: Server, tmp_path: Path, *flags: str) -> dict[str, dict[str, Any]]:

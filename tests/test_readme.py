@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_curl_gives_what_the_readme_shows(live: Server) -> None:
     )
     given = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True).stdout
     assert_close(json.loads(blocks("json")[0]), json.loads(given))
+
+
+def test_the_picture_gets_the_answer_that_the_readme_shows(tmp_path: Path) -> None:
+    block = next(block for block in blocks("sh") if "--image" in block)
+    command = block.replace(".venv/bin/python", sys.executable).replace("drawing.png", str(tmp_path / "drawing.png"))
+    given = subprocess.run(["bash", "-ec", command], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    answer = json.loads(given.stdout.splitlines()[-1])
+    assert_close(json.loads(blocks("json")[1]), answer)
+    assert answer["answers"]["colour"]["choice"] == "green"
+    assert answer["answers"]["circle"]["noul"] > 0.5
 
 
 def test_the_example_makes_sense() -> None:

@@ -197,9 +197,9 @@ def draw_line(rng: random.Random, pen: ImageDraw.ImageDraw) -> dict[str, str]:
     return {"trend": trend}
 
 
-def held_out_rows(count: int) -> Iterator[dict[str, Any]]:
+def held_out_rows(first: int, count: int) -> Iterator[dict[str, Any]]:
     """Of `count` drawings a question about each fact, as evaluate.py reads them."""
-    for seed in range(HELD_OUT, HELD_OUT + count):
+    for seed in range(HELD_OUT + first, HELD_OUT + first + count):
         drawing, rng, png = draw(seed), random.Random(seed), io.BytesIO()
         drawing.image.save(png, "PNG")
         for kind in drawing.facts:
@@ -222,17 +222,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="a .png for a sheet, a .jsonl for held-out rows")
     parser.add_argument("--count", type=int, default=24, help="drawings (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first (default: %(default)s)")
     options = parser.parse_args()
     if options.out.suffix == ".jsonl":
-        lines = [json.dumps(row) + "\n" for row in held_out_rows(options.count)]
+        lines = [json.dumps(row) + "\n" for row in held_out_rows(options.seed, options.count)]
         options.out.write_text("".join(lines), encoding="utf-8")
         return
-    columns = 6
+    columns = min(6, options.count)
     sheet = Image.new("RGB", (columns * SIDE, -(-options.count // columns) * SIDE))
-    for seed in range(options.count):
-        drawing = draw(seed)
-        sheet.paste(drawing.image, (seed % columns * SIDE, seed // columns * SIDE))
-        print(seed, drawing.facts)
+    for place in range(options.count):
+        drawing = draw(options.seed + place)
+        sheet.paste(drawing.image, (place % columns * SIDE, place // columns * SIDE))
+        print(options.seed + place, drawing.facts)
     sheet.save(options.out)
 
 

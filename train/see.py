@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ GRID, NUM_TOKENS = (SHOWN // 16, SHOWN // 16), (SHOWN // 32) ** 2  # patches a s
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 BEFORE = ("", "", "", "Here is a picture: ", "A drawing. ", "The picture ")  # what the state says before it
 CONTRAST = 0.1  # temperature of the contrast between the words of one kind
+VISION_KEYS = ("model_type", *(field.name for field in fields(vision.Spec)[:-1]), "hidden_act", "rope_parameters")
 TEXT, TOWER = "model.language_model.", "model.visual."  # names in a checkpoint with a tower
 
 
@@ -249,6 +250,7 @@ def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
         whole[TOWER + name] = tensor.to(dtype).contiguous()
     save_file(whole, out / "model.safetensors", {"format": "pt"})
     start, pad, end = map(reader.token_id, (START, PAD, END))
+    tower = eyes.config.to_dict()
     config = {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
@@ -259,7 +261,7 @@ def merge(reader: Reader, eyes: Eyes, out: Path) -> None:
         "vision_end_token_id": end,
         "tie_word_embeddings": bool(text.get("tie_word_embeddings")),
         "text_config": {key: value for key, value in text.items() if key not in ("architectures", "dtype")},
-        "vision_config": {key: value for key, value in eyes.config.to_dict().items() if value is not None},
+        "vision_config": {key: tower[key] for key in VISION_KEYS},
     }
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
