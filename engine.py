@@ -90,6 +90,7 @@ class Engine:
         self.max_tokens = self._body.max_tokens
         self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=self._max_rows(config))
         self._suffix_limits = self._limits
+        self._threads = tuning.Threads(torch.get_num_threads())
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[Prefix] = StateCache(config.state_cache_mb << 20)
         self.tokens = Counts()
@@ -124,7 +125,7 @@ class Engine:
             "device": str(self.device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "kernels": "torch" if self.device.type == "cpu" else "flash-linear-attention",
-            "threads": torch.get_num_threads(),
+            "threads": self._threads.most,
             "tuning": self._choice.reasons,
             "launch_tokens": self._launch_tokens,
             "shares_state": self._shares,
@@ -244,6 +245,7 @@ class Engine:
             together = [missing[place] for place in batch.rows]
             past = self._pinned_past(together[0]) if len(together) == 1 else None
             before = 0 if past is None else past.num_tokens
+            self._threads.use(batch.num_rows * batch.width)
             made = self._body.begin([one.after(before) for one in together], past)
             num_tokens = sum(one.num_tokens - before for one in together)
             self.tokens.computed += num_tokens
@@ -268,6 +270,7 @@ class Engine:
         for batch in plan_batches(lengths, self._cost, self._limits, groups):
             chosen = [numbers[place] for place in batch.rows]
             together = [rows[i] for i in chosen]
+            self._threads.use(batch.num_rows * batch.width)
             found, made = self._body.scores_and_beginnings(together, pasts[batch.rows[0]])
             self._count_pass([lengths[place] for place in batch.rows])
             self.tokens.reused += sum(starts[place] for place in batch.rows)
@@ -286,6 +289,7 @@ class Engine:
         together = [rows[i] for i in chosen]
         starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(together)
         lengths = [row.num_tokens - start for row, start in zip(together, starts, strict=True)]
+        self._threads.use(len(lengths) * max(lengths))
         self._count_pass(lengths)
         self.tokens.reused += sum(starts) - sum({id(prefix): prefix.num_tokens for prefix in prefixes or ()}.values())
         found = split_scores(together, self._body.scores(together, prefixes))
@@ -326,9 +330,13 @@ class Engine:
         def run(num_tokens: int) -> object:
             return self._body.scores([tuning.probe_row(num_tokens, readout)])
 
+        def run_as_served(num_tokens: int) -> object:
+            self._threads.use(num_tokens)
+            return run(num_tokens)
+
         if self.device.type == "cpu":
-            tuning.choose_threads(run, self._body.hidden_size, self._choice.reasons)
-        cost = CostModel.fit(tuning.time_passes(run, self.device, self.max_tokens))
+            self._threads = tuning.choose_threads(run, self._body.hidden_size, self._choice.reasons)
+        cost = CostModel.fit(tuning.time_passes(run_as_served, self.device, self.max_tokens))
         tokens = cost.launch_s / cost.token_s if cost.token_s else MAX_LAUNCH_TOKENS
         for what, reason in self._choice.reasons.items():
             logger.info("chosen: %s %s", what, reason)

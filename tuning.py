@@ -24,7 +24,7 @@ from prompt import Read, Row
 from template import Readout
 
 ROUNDS = 5
-PROBE_TOKENS, FEW_TOKENS = 128, 16
+PROBE_TOKENS, FEW_TOKENS, MANY_TOKENS = 128, 16, 512
 MIN_GAIN = {"bfloat16": 1.5, "matmul": 1.15, "pack": 1.15, "threads": 1.1}  # times faster than the default
 PACK_MAX_LOSS = 1.1  # at the other length
 # Narrower models spend their time beside the products: the pass itself is timed for them, and packing brings nothing
@@ -41,6 +41,18 @@ class Choice:
     dtype: torch.dtype
     packs: bool = False  # weights in oneDNN's layout
     reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """How many a pass on a CPU takes, by its tokens: products of few gain nothing from several."""
+
+    most: int
+    from_tokens: int = 0  # passes of fewer take one; 0: all take the most
+
+    def use(self, num_tokens: int) -> None:
+        """Sets torch's number for the calling thread's next pass, of so many tokens with padding."""
+        torch.set_num_threads(self.most if num_tokens >= self.from_tokens else 1)
 
 
 def choose(folder: Path, device: torch.device, config: Config) -> Choice:
@@ -145,25 +157,34 @@ def _pays_to_pack(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> bool:
     return pays
 
 
-def choose_threads(run: Callable[[int], object], hidden_size: int, reasons: dict[str, str]) -> None:
-    """One thread or all that torch would take; `run` makes a pass of so many tokens. Sets torch's number."""
+def choose_threads(run: Callable[[int], object], hidden_size: int, reasons: dict[str, str]) -> Threads:
+    """One thread or all that torch would take; `run` makes a pass of so many tokens."""
     most = torch.get_num_threads()
     if most == 1:
         reasons["threads"] = "1: there is no other core"
-        return
-
+        return Threads(1)
     if hidden_size >= WIDE:
         reasons["threads"] = f"{most}: products as large as this model's gain from all"
-        return
+        return Threads(most)
 
-    def with_threads(count: int) -> None:
+    def with_threads(count: int, num_tokens: int) -> None:
         torch.set_num_threads(count)
-        run(PROBE_TOKENS)
+        run(num_tokens)
 
-    one_s, all_s = best_times([lambda: with_threads(1), lambda: with_threads(most)], rounds=3)
-    chosen = most if one_s >= MIN_GAIN["threads"] * all_s else 1
-    torch.set_num_threads(chosen)
-    reasons["threads"] = f"{chosen}: {most} are {one_s / all_s:.2f} times as fast as one"
+    gains = []
+    for num_tokens in (PROBE_TOKENS, MANY_TOKENS):
+        one_s, all_s = best_times(
+            [lambda: with_threads(1, num_tokens), lambda: with_threads(most, num_tokens)],  # noqa: B023 - called here
+            rounds=3,
+        )
+        gains.append(f"{one_s / all_s:.2f} times as fast as one at {num_tokens} tokens")
+        if one_s >= MIN_GAIN["threads"] * all_s:
+            # The second is far above the first: where the gain begins between them is not worth more passes
+            from_tokens = PROBE_TOKENS if num_tokens == PROBE_TOKENS else (PROBE_TOKENS + MANY_TOKENS) // 2
+            reasons["threads"] = f"{most}: {', '.join(gains)}, so from {from_tokens} tokens on"
+            return Threads(most, from_tokens)
+    reasons["threads"] = f"1: {most} are {', '.join(gains)}"
+    return Threads(1)
 
 
 def probe_row(num_tokens: int, readout: Readout) -> Row:

@@ -104,25 +104,36 @@ def test_a_configuration_that_says_nothing_is_served_with_the_defaults(tmp_path:
     assert (choice.dtype, choice.packs) == (torch.float32, False)
 
 
-@pytest.mark.parametrize(("one_s", "all_s", "expected"), [(2, 1, 2), (1.05, 1, 1), (1, 3, 1)])
+@pytest.mark.parametrize(
+    ("times", "most", "used"),
+    [
+        ([(2, 1)], 2, {16: 1, 127: 1, 128: 2, 4096: 2}),
+        ([(1.05, 1), (1.3, 1)], 2, {128: 1, 319: 1, 320: 2, 512: 2}),
+        ([(1.05, 1), (1, 1)], 1, {16: 1, 512: 1, 8192: 1}),
+        ([(1, 3), (1, 2)], 1, {8192: 1}),
+    ],
+)
 def test_threads_are_used_where_they_help(
-    monkeypatch: pytest.MonkeyPatch, one_s: float, all_s: float, expected: int
+    monkeypatch: pytest.MonkeyPatch, times: list[tuple[float, float]], most: int, used: dict[int, int]
 ) -> None:
     torch.set_num_threads(2)
-    with_times(monkeypatch, (one_s, all_s))
+    with_times(monkeypatch, *times)
     reasons: dict[str, str] = {}
-    seen: list[int] = []
-    tuning.choose_threads(lambda _: seen.append(torch.get_num_threads()), 256, reasons)
-    assert seen == [1, 2]
-    assert torch.get_num_threads() == expected
-    assert reasons["threads"].startswith(f"{expected}: ")
+    seen: list[tuple[int, int]] = []
+    threads = tuning.choose_threads(lambda tokens: seen.append((torch.get_num_threads(), tokens)), 256, reasons)
+    assert seen == [(count, tokens) for tokens in (128, 512)[: len(times)] for count in (1, 2)]
+    assert threads.most == most
+    assert reasons["threads"].startswith(f"{most}: ")
+    for tokens, count in used.items():
+        threads.use(tokens)
+        assert torch.get_num_threads() == count
 
 
 def test_wide_models_use_all_threads_untimed() -> None:
     torch.set_num_threads(2)
     reasons: dict[str, str] = {}
-    tuning.choose_threads(lambda _: pytest.fail("a pass was timed"), 1024, reasons)
-    assert torch.get_num_threads() == 2
+    threads = tuning.choose_threads(lambda _: pytest.fail("a pass was timed"), 1024, reasons)
+    assert threads == tuning.Threads(2)
     assert reasons["threads"].startswith("2: ")
 
 
