@@ -14,7 +14,7 @@ from typing import Any
 
 from errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
 from row_cache import RowCache
-from row_queue import Entry, RowLike, RowQueue, Ticket, too_late
+from row_queue import GIANT_ROWS, Entry, RowLike, RowQueue, Ticket, too_late
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Batcher:
         self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
-        self._queue = RowQueue()
+        self._queue = RowQueue(min(GIANT_ROWS, max_batch_rows))
         self._changed = threading.Condition()  # of an RLock
         self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
         self._few_rows = max_batch_rows  # how many take `max_batch_s`

@@ -75,10 +75,12 @@ class Entry:
 
 
 class RowQueue:
-    """Clients take turns, and within a client its requests, first come first served, a row each. Not locked: the
-    batcher does that."""
+    """Clients take turns, and within a client its requests, first come first served: a row each, but a request of few
+    rows all of them, so that new ones do not come between. Not locked: the batcher does that."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn_rows: int = GIANT_ROWS) -> None:
+        """turn_rows: how many are few."""
+        self._turn_rows = turn_rows
         self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # by client, the next in turn first
         self._rows: Counter[Hashable] = Counter()  # that wait, by client
         self.num_rows = 0  # that wait
@@ -93,18 +95,25 @@ class RowQueue:
 
     def num_tokens_before(self, num_rows: int, client: Hashable) -> float:
         """That would run before the last of `num_rows` more rows of this client: who asks less is done sooner."""
+        own_turns = 1 if num_rows <= self._turn_rows else num_rows
 
         def taken(tickets: Iterable[Ticket], turns: int) -> tuple[int, float]:
-            """(rows, tokens) of these tickets in so many turns each."""
-            counts = [min(ticket.num_waiting, turns) for ticket in tickets]
-            return sum(counts), sum(n * ticket.tokens_per_row for n, ticket in zip(counts, tickets, strict=True))
+            """(turns, tokens) of these, each having so many turns at the most."""
+            num_turns, tokens = 0, 0.0
+            for ticket in tickets:
+                takes_all = self._takes_all(ticket)
+                num_turns += 1 if takes_all else min(ticket.num_waiting, turns)
+                tokens += ticket.tokens_per_row * (ticket.num_waiting if takes_all else min(ticket.num_waiting, turns))
+            return num_turns, tokens
 
-        own_rows, own_tokens = taken(self._tickets.get(client, ()), num_rows)
-        others = [tickets for other, tickets in self._tickets.items() if other != client]
-        turns = num_rows + own_rows  # that the client's rows take, one at a time
-        return own_tokens + sum(
-            tokens * min(1.0, turns / rows) for rows, tokens in (taken(tickets, turns) for tickets in others)
-        )
+        turns_before, tokens_before = taken(self._tickets.get(client, ()), own_turns)
+        turns = turns_before + own_turns  # that the client has by then, one at a time with the others
+        others = [taken(tickets, turns) for other, tickets in self._tickets.items() if other != client]
+        return tokens_before + sum(tokens * min(1.0, turns / num_turns) for num_turns, tokens in others)
+
+    def _takes_all(self, ticket: Ticket) -> bool:
+        """In one turn."""
+        return len(ticket.rows) <= self._turn_rows
 
     def append(self, ticket: Ticket) -> None:
         self._tickets.setdefault(ticket.client, deque()).append(ticket)
@@ -171,8 +180,9 @@ class RowQueue:
             batch.append(Entry(ticket, ticket.next_row))
             ticket.started_at = ticket.started_at or now
             ticket.next_row += 1
-            self._tickets.move_to_end(client)  # behind the others: its next turn comes after theirs
-            tickets.rotate(-1)
+            if not ticket.num_waiting or not self._takes_all(ticket):
+                self._tickets.move_to_end(client)  # behind the others: its next turn comes after theirs
+                tickets.rotate(-1)
             if not ticket.num_waiting:
                 tickets.pop()
             self._count(client, -1)

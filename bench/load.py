@@ -17,6 +17,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,10 +33,9 @@ CLOSED = (1, 4, 16)
 class Seen:
     answered: list[float] = field(default_factory=list)  # seconds of each
     rejected: list[float] = field(default_factory=list)
-    num_errors: int = 0
+    errors: Counter[str] = field(default_factory=Counter)  # by their kind: a status, or what became of the connection
     num_threads: int = 0
-    first_kb: int = 0
-    most_kb: int = 0
+    memory_kb: list[int] = field(default_factory=list)  # at a constant pace
 
 
 def percentile(values: list[float], share: float) -> str:
@@ -46,8 +46,13 @@ def percentile(values: list[float], share: float) -> str:
 def show(name: str, offered: float, seen: Seen, seconds: float) -> None:
     cells = [name, f"{offered:.1f}" if offered else "", f"{len(seen.answered) / seconds:.1f}"]
     cells += [percentile(seen.answered, share) for share in (0.5, 0.95, 0.99)]
-    cells += [str(len(seen.rejected)), percentile(seen.rejected, 0.99), str(seen.num_errors)]
-    cells += [f"{seen.first_kb >> 10} to {seen.most_kb >> 10}", str(seen.num_threads)]
+    cells += [
+        str(len(seen.rejected)),
+        percentile(seen.rejected, 0.99),
+        ", ".join(f"{n} {kind}" for kind, n in seen.errors.items()),
+    ]
+    quarters = [seen.memory_kb[len(seen.memory_kb) * part // 4] >> 10 for part in range(4)]
+    cells += [", ".join(map(str, [*quarters, seen.memory_kb[-1] >> 10])), str(seen.num_threads)]
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -55,8 +60,8 @@ async def ask(connections: Connections, seen: Seen, body: bytes) -> None:
     started_at = time.monotonic()
     try:
         status, _ = await connections.ask(make_message(body))
-    except (OSError, asyncio.IncompleteReadError):
-        seen.num_errors += 1
+    except (OSError, asyncio.IncompleteReadError) as err:
+        seen.errors[type(err).__name__] += 1
         return
     seconds = time.monotonic() - started_at
     if status == 200:
@@ -64,13 +69,12 @@ async def ask(connections: Connections, seen: Seen, body: bytes) -> None:
     elif status == 503:
         seen.rejected.append(seconds)
     else:
-        seen.num_errors += 1
+        seen.errors[str(status)] += 1
 
 
 async def watch(target: Target, seen: Seen) -> None:
-    seen.first_kb = target.status("VmRSS")
     while True:
-        seen.most_kb = max(seen.most_kb, target.status("VmRSS"))
+        seen.memory_kb.append(target.status("VmRSS"))
         seen.num_threads = max(seen.num_threads, target.status("Threads"))
         await asyncio.sleep(0.25)
 
@@ -173,9 +177,8 @@ def main() -> None:
 
 
 async def run_all(target: Target, args: argparse.Namespace) -> None:
-    print(
-        "| load | offered/s | answered/s | p50 ms | p95 | p99 | rejected | p99 of those | errors | RSS MB | threads |"
-    )
+    heads = ("load", "offered/s", "answered/s", "p50 ms", "p95", "p99", "rejected", "p99 of those", "errors")
+    print(f"| {' | '.join((*heads, 'MB resident', 'threads'))} |")
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     capacity = args.capacity or await closed(target, args.seconds)
     if "open" in args.only:

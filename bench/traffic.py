@@ -84,6 +84,8 @@ class Connections:
 
     async def ask(self, message: bytes) -> tuple[int, bytes]:
         """(status, body). Raises OSError or asyncio.IncompleteReadError."""
+        while self._free and self._free[-1][0].at_eof():  # closed by the server, unused for long
+            self._free.pop()[1].close()
         reader, writer = self._free.pop() if self._free else await self.open()
         writer.write(message)
         status, is_kept, content = await read_response(reader)

@@ -91,10 +91,15 @@ def queue_of(*requests: list[FakeRow], clients: str = "") -> tuple[RowQueue, lis
     return queue, tickets
 
 
-def test_requests_take_turns_a_row_each() -> None:
-    queue, _ = queue_of(rows("a1", "a2", "a3", "a4", "a5"), rows("b1"), rows("c1", "c2"))
-    assert take(queue) == ["a1", "b1", "c1", "a2"]
-    assert take(queue) == ["c2", "a3", "a4", "a5"]
+def test_requests_take_turns_a_row_each_and_small_ones_all_they_have() -> None:
+    queue = RowQueue(turn_rows=2)
+    for request in rows("a1", "a2", "a3", "a4", "a5"), rows("b1"), rows("c1", "c2"), rows("d1", "d2"):
+        queue.append(Ticket(request, 100.0, 0.0))
+    assert take(queue) == ["a1", "b1", "c1", "c2"]
+    assert take(queue, max_rows=1) == ["d1"]
+    queue.append(Ticket(rows("e1"), 100.0, 0.0))
+    assert take(queue) == ["d2", "a2", "e1", "a3"]
+    assert take(queue) == ["a4", "a5"]
     assert queue.num_rows == 0
 
 
@@ -112,7 +117,7 @@ def test_a_giants_batches_are_short_and_others_may_be_whole() -> None:
 def test_clients_take_turns_before_their_requests_do() -> None:
     """One that sends many requests gets no more than one that sends a single one."""
     queue, _ = queue_of(rows("a1", "a2"), rows("b1"), rows("c1", "c2"), rows("d1", "d2"), clients="xxxy")
-    assert take(queue, max_rows=8) == ["a1", "d1", "b1", "d2", "c1", "a2", "c2"]
+    assert take(queue, max_rows=8) == ["a1", "a2", "d1", "d2", "b1", "c1", "c2"]
     assert (queue.num_rows, queue.num_rows_of("x"), queue.num_rows_of("y")) == (0, 0, 0)
 
 
@@ -251,7 +256,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less
         with pytest.raises(Overloaded, match="about 50 s, at most 2 s is waited") as caught:
             batcher.submit(rows(*["x"] * 500), WAIT_S)
         assert caught.value.retry_after_s == 29
-        for _ in range(19):
+        for _ in range(17):
             batcher.submit(rows("y"), WAIT_S)
         with pytest.raises(Overloaded, match="the answer would take about 2 s") as caught:
             batcher.submit(rows("y"), WAIT_S)
@@ -277,7 +282,9 @@ def test_the_expected_wait_is_that_of_the_turns_taken(
     while mine.num_waiting:
         (entry,) = queue.take_batch(max_rows=1, max_tokens=1000, now=0.0)
         num_before += entry.ticket is not mine
-    assert abs(num_before - expected) <= len(waiting)  # a turn more or less of each
+    others = {name for name, _ in waiting} - {client}
+    # Exact among one's own; of the others a turn, of 12 rows at the most, is not told from another
+    assert abs(num_before - expected) <= 12 * len(others)
 
 
 def test_one_client_cannot_fill_the_queue() -> None:
