@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
+LARGE_SHARE = 0.25  # of the most rows or tokens, from which on a batch tells what a token costs in a full one
 
 
 def adapt_rows(few: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
@@ -70,7 +71,7 @@ class Batcher:
         self._running: list[Entry] = []  # the batch in the model
         self._kept = RowCache(max_kept_tokens)
         self._has_idle_work = True
-        self._seconds_per_token = 0.0  # of late
+        self._seconds_per_token = 0.0  # in large batches of late: those of a full queue are large
         self.num_batches = self.num_rows = 0
         self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
         self.num_repeated_rows = 0  # answered by an earlier run, or that of another row with the same key, and
@@ -78,19 +79,36 @@ class Batcher:
         self.beat_at = time.monotonic()  # when the worker last came round
 
     def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
-        """Queue all `rows` or none. Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
+        """Queue all `rows` or none; where all their results are kept, there is nothing to wait for.
+
+        Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
         now = time.monotonic()
         ticket = Ticket(rows, now + timeout_s, now, client)
+        keys = [row.key for row in rows]
         with self._changed:
             if self._is_dead:
                 raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
             if self._is_draining:
                 raise ShuttingDown("the server is shutting down", retry_after_s=1)
-            if error := self.find_overload(len(rows), client):
+            kept = self._kept.find(keys)
+            has_all = len(kept) == len(set(keys))
+            if has_all:
+                self._count_repeated(rows)
+                ticket.started_at, ticket.is_settled = now, True
+            elif error := self.find_overload(len(rows), client):
                 raise error
-            self._queue.append(ticket)
-            self._changed.notify_all()
+            else:
+                self._queue.append(ticket)
+                self._changed.notify_all()
+        if has_all:
+            ticket.resolve([kept[key] for key in keys])
         return ticket
+
+    def _count_repeated(self, rows: Iterable[RowLike]) -> None:
+        """With the lock held."""
+        for row in rows:
+            self.num_repeated_rows += 1
+            self.num_repeated_tokens += row.num_tokens
 
     def cancel(self, ticket: Ticket) -> None:
         """The caller is gone: rows that have not started cost no forward pass, the result of others is dropped."""
@@ -120,7 +138,7 @@ class Batcher:
             if waiting >= self._max_rows:
                 wait_s = self._queue.num_tokens_before(num_rows, client) * self._seconds_per_token
                 if wait_s > self._max_wait_s:
-                    said = f"the answer would take about {wait_s:.0f} s, at most {self._max_wait_s:g} s is waited"
+                    said = f"the answer would take about {wait_s:.3g} s, at most {self._max_wait_s:g} s is waited"
                     return Overloaded(said, retry_after_s=self._retry_after_s(wait_s - self._max_wait_s))
             if self._running and (age_s := time.monotonic() - self.beat_at) > self._stall_s:
                 said = f"the model has been at one batch for {age_s:.0f} s"
@@ -193,16 +211,17 @@ class Batcher:
 
     def _serve(self, batch: list[Entry]) -> None:
         started = time.monotonic()
-        results, num_run = self._run_each_once(batch)
+        results, ran = self._run_each_once(batch)
         seconds = time.monotonic() - started
         logger.debug("batch: rows=%d ms=%.1f", len(batch), seconds * 1e3)
         self.num_batches += 1
         self.num_rows += len(batch)
         self.batch_rows[(len(batch) - 1).bit_length()] += 1
-        self._few_rows = adapt_rows(self._few_rows, num_run, seconds, self._max_batch_s, self._max_rows)
-        per_token = seconds / sum(entry.row.num_tokens for entry in batch)
-        weight = RATE_SMOOTHING if self._seconds_per_token else 1.0
-        self._seconds_per_token += (per_token - self._seconds_per_token) * weight
+        self._few_rows = adapt_rows(self._few_rows, len(ran), seconds, self._max_batch_s, self._max_rows)
+        num_tokens = sum(row.num_tokens for row in ran)
+        if len(ran) >= LARGE_SHARE * self._max_rows or num_tokens >= LARGE_SHARE * self._max_tokens:
+            weight = RATE_SMOOTHING if self._seconds_per_token else 1.0
+            self._seconds_per_token += (seconds / num_tokens - self._seconds_per_token) * weight
         settled: list[tuple[Ticket, list[Any] | ApiError]] = []
         with self._changed:
             for ticket in {id(entry.ticket): entry.ticket for entry in batch}.values():
@@ -225,19 +244,21 @@ class Batcher:
             return [ticket.results[row] for row in range(len(ticket.rows))]
         return None
 
-    def _run_each_once(self, batch: list[Entry]) -> tuple[list[Any], int]:
-        """Results in order, and how many rows ran: of those with the same key one, and none whose result is kept."""
+    def _run_each_once(self, batch: list[Entry]) -> tuple[list[Any], list[RowLike]]:
+        """Results in order, and the rows that ran: of those with the same key one, and none whose result is kept."""
         keys = [entry.row.key for entry in batch]
-        results = self._kept.find(keys)
+        with self._changed:
+            results = self._kept.find(keys)
         to_run = {key: entry.row for key, entry in zip(keys, batch, strict=True) if key not in results}
-        for key, result in zip(to_run, self._run_or_isolate(list(to_run.values())), strict=True):
-            results[key] = result
-            if not isinstance(result, ApiError):
-                self._kept.put(key, to_run[key].num_tokens, result)
-        self.num_repeated_rows += len(batch) - len(to_run)
-        self.num_repeated_tokens += sum(entry.row.num_tokens for entry in batch)
-        self.num_repeated_tokens -= sum(row.num_tokens for row in to_run.values())
-        return [results[key] for key in keys], len(to_run)
+        found = self._run_or_isolate(list(to_run.values()))
+        with self._changed:
+            for key, result in zip(to_run, found, strict=True):
+                results[key] = result
+                if not isinstance(result, ApiError):
+                    self._kept.put(key, to_run[key].num_tokens, result)
+            runners = {id(row) for row in to_run.values()}
+            self._count_repeated(entry.row for entry in batch if id(entry.row) not in runners)
+        return [results[key] for key in keys], list(to_run.values())
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:
         """A batch that fails, or has no memory, is run again row by row, so that only the culprit fails."""

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class RowCache:
-    """Least recently asked first out. Worker thread only."""
+    """Least recently asked first out. Not locked: the batcher does that."""
 
     def __init__(self, max_tokens: int) -> None:
         """max_tokens: of all rows together. A result is about as large as its row: an option has a token at least."""

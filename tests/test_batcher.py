@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -253,12 +254,12 @@ def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less
         batcher.submit(rows(*["giant"] * 500), WAIT_S)
         assert batcher.find_overload(1) is None  # takes turns with the giant
         assert batcher.find_overload(17) is None
-        with pytest.raises(Overloaded, match="about 50 s, at most 2 s is waited") as caught:
+        with pytest.raises(Overloaded, match=r"about 50\.3 s, at most 2 s is waited") as caught:
             batcher.submit(rows(*["x"] * 500), WAIT_S)
         assert caught.value.retry_after_s == 29
         for _ in range(17):
             batcher.submit(rows("y"), WAIT_S)
-        with pytest.raises(Overloaded, match="the answer would take about 2 s") as caught:
+        with pytest.raises(Overloaded, match=r"would take about 2\.1 s") as caught:
             batcher.submit(rows("y"), WAIT_S)
         assert caught.value.retry_after_s == 1
         assert batcher.find_overload(1, "another client") is None  # takes turns with all of them together
@@ -470,14 +471,32 @@ def test_rows_that_ask_the_same_run_once() -> None:
         assert model.batches == [["a"], ["b"], ["c"], ["b"]]
 
 
-def test_a_batch_of_repeated_rows_costs_nothing_and_says_nothing_of_what_fits() -> None:
+def test_a_request_whose_results_are_kept_waits_for_nothing() -> None:
     model = FakeModel()
     with running(model, max_kept_tokens=100) as batcher:
-        for _ in range(3):
-            asked = [FakeRow(name, same_as=name) for name in "abc"]
-            assert result(batcher.submit(asked, WAIT_S)) == ["a", "b", "c"]
-        assert model.batches == [["a", "b", "c"]]
-        assert batcher.num_rows == 9
+        asked = [FakeRow(name, same_as=name) for name in "abc"]
+        assert result(batcher.submit(asked, WAIT_S)) == ["a", "b", "c"]
+        model.is_held = True
+        batcher.submit(rows("held"), WAIT_S)
+        again = batcher.submit([FakeRow(name, same_as=name) for name in "cbaa"], WAIT_S)
+        assert again.future.result(0) == ["c", "b", "a", "a"]
+        assert again.started_at == again.queued_at
+        assert (batcher.num_repeated_rows, batcher.num_repeated_tokens) == (4, 40)
+        with pytest.raises(FutureTimeout):
+            batcher.submit([FakeRow("a", same_as="a"), FakeRow("new")], WAIT_S).future.result(0.05)
+
+
+def test_only_large_batches_tell_what_a_token_costs() -> None:
+    """A small one takes long for each of its tokens, and a kept result no time at all."""
+    model = FakeModel()
+    with running(model, max_batch_rows=8, max_kept_tokens=1000) as batcher:
+        result(batcher.submit([FakeRow("a", same_as="a")], WAIT_S))
+        assert batcher._seconds_per_token == 0
+        result(batcher.submit(rows(*"bcdefgh"), WAIT_S))
+        of_large = batcher._seconds_per_token
+        assert of_large > 0
+        result(batcher.submit([FakeRow("a", same_as="a")] * 7 + [FakeRow("i")], WAIT_S))
+        assert batcher._seconds_per_token == of_large
 
 
 def test_with_nothing_kept_only_what_shares_a_batch_runs_once() -> None:

@@ -149,12 +149,13 @@ def test_the_real_server_counts_rows_tokens_and_batches(live: Server) -> None:
     tokens = sum(document["usage"]["input_tokens"] for _, document in answers)
     assert grown("onepass_requests_total", status="200", route="/v1/systemone") == 4
     assert grown("onepass_requests_total", status="422") == 1
-    assert grown("onepass_rows_total", outcome="answered") == grown("onepass_batch_rows_sum") == 10
-    assert 4 <= grown("onepass_batch_rows_count") <= 10
+    assert grown("onepass_rows_total", outcome="answered") == 10
+    assert grown("onepass_batch_rows_sum") == 7  # the third asks what the first did
+    assert 3 <= grown("onepass_batch_rows_count") <= 7
     assert grown("onepass_input_tokens_total") == tokens
     kinds = {kind: grown("onepass_model_tokens_total", kind=kind) for kind in ("computed", "reused", "repeated")}
     assert sum(kinds.values()) == tokens
-    assert kinds["repeated"] == answers[2][1]["usage"]["input_tokens"]  # the third asks what the first did
+    assert kinds["repeated"] == answers[2][1]["usage"]["input_tokens"]
     assert grown("onepass_state_cache_hits_total") >= 1
     for stage in metrics.STAGES[:-1]:  # the last write may still be going on
         assert grown("onepass_stage_seconds_count", stage=stage) == (5 if stage == "read" else 4), stage

@@ -436,8 +436,10 @@ def test_pictures_are_sent_and_named(open_page: Open, tmp_path: Path) -> None:
 
 
 @in_a_browser
-def test_a_text_model_is_offered_no_pictures(open_page: Open, live: Server) -> None:
-    assert open_page(live.url).locator("#pictures").is_hidden()
+def test_pictures_are_offered_where_they_are_taken(open_page: Open, live: Server) -> None:
+    expect(open_page(live.url).locator("#pictures")).to_be_visible()
+    with Server("--no-images") as server:
+        assert open_page(server.url).locator("#pictures").is_hidden()
 
 
 @in_a_browser

@@ -74,6 +74,7 @@ def test_the_text_weights_stay_as_they_are(reader: Reader, eyes: Eyes, tmp_path:
     assert all(torch.equal(before[name], after[name]) for name in text)
 
 
+@torch.enable_grad()  # an engine made before in this process has switched it off
 def test_a_step_lowers_the_loss_and_keeps_what_is_fixed(reader: Reader) -> None:
     torch.manual_seed(1)
     words = torch.stack(list(reader.words.values()))
