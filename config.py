@@ -84,7 +84,10 @@ class Config:
     )
     max_connections: int = _setting(1024, "open connections; above it 503", minimum=1, maximum=65536)
     max_wait_s: float = _setting(
-        5.0, "a request that would wait for longer, by the measured rate, gets 503 at once", minimum=0.1, maximum=3600
+        5.0,
+        "a request that would wait for longer, by the measured rate, gets 503 at once; 0: none does",
+        minimum=0,
+        maximum=3600,
     )
     timeout_s: float = _setting(30.0, "longest wait in the queue", minimum=0.1, maximum=3600)
     read_timeout_s: float = _setting(20.0, "longest time for a request to arrive", minimum=0.1, maximum=3600)

@@ -121,7 +121,7 @@ class Decider:
             max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
             batch_window_s=config.batch_window_ms / 1000,
             max_batch_s=config.max_batch_ms / 1000 or math.inf,
-            max_wait_s=config.max_wait_s,
+            max_wait_s=config.max_wait_s or math.inf,
             stall_s=config.timeout_s,  # who is queued now would be given up
             max_kept_tokens=KEPT_TOKENS if config.state_cache_mb else 0,
             idle=self._idle,

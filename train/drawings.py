@@ -224,6 +224,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=24, help="drawings (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first (default: %(default)s)")
     options = parser.parse_args()
+    if options.count < 1 or options.out.suffix not in (".png", ".jsonl"):
+        parser.error("one drawing at least, into a .png or a .jsonl")
     if options.out.suffix == ".jsonl":
         lines = [json.dumps(row) + "\n" for row in held_out_rows(options.seed, options.count)]
         options.out.write_text("".join(lines), encoding="utf-8")

@@ -195,7 +195,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the rows drawn and the other orders (default: 0)")
     parser.add_argument("--reliability", type=Path, help="also draw the calibration, an SVG file")
     args = parser.parse_args()
-    rows = read_raw(args.file)
+    try:
+        rows = read_raw(args.file)
+    except (OSError, ValueError) as err:
+        parser.error(f"{args.file}: {err}")
+    if not rows:
+        parser.error(f"{args.file} holds no rows")
     if args.limit:
         rows = random.Random(args.seed).sample(rows, min(args.limit, len(rows)))
     with Decider(Config(model=args.model, max_queued_rows=4096, max_wait_s=3600.0, timeout_s=3600.0)) as decider:
