@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import tempfile
 import time
@@ -27,6 +28,7 @@ from traffic import ROOT, Connections, Target, make_body, make_message, started
 SIZES = [(20, 1)] * 7 + [(60, 3)] * 2 + [(200, 6)]  # words of the state, questions
 SMALL, GIANT = (20, 1), (300, 512)
 CLOSED = (1, 4, 16)
+SEEDS = itertools.count(1)  # no two loops ask the same: what was answered is kept
 
 
 @dataclass
@@ -93,7 +95,7 @@ async def closed_loop(target: Target, num_clients: int, seconds: float) -> Seen:
         until = time.monotonic() + seconds
 
         async def client(number: int) -> None:
-            rng = random.Random(number)
+            rng = random.Random(f"{number} of {num_clients}")
             while time.monotonic() < until:
                 await ask(connections, seen, make_body(rng, *rng.choice(SIZES)))
 
@@ -106,7 +108,7 @@ async def open_loop(
     target: Target, rate: float, seconds: float, sizes: list[tuple[int, int]], giant: Callable[[], bytes] | None = None
 ) -> Seen:
     async def run(connections: Connections, seen: Seen) -> None:
-        rng, tasks = random.Random(1), set()
+        rng, tasks = random.Random(next(SEEDS)), set()
         asking = asyncio.create_task(ask_giants(connections, giant)) if giant else None
         due = time.monotonic()
         until = due + seconds
