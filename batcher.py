@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
@@ -93,7 +93,7 @@ class Batcher:
             kept = self._kept.find(keys)
             has_all = len(kept) == len(set(keys))
             if has_all:
-                self._count_repeated(rows)
+                self._count_repeated(rows, ran=())
                 ticket.started_at, ticket.is_settled = now, True
             elif error := self.find_overload(len(rows), client):
                 raise error
@@ -104,11 +104,10 @@ class Batcher:
             ticket.resolve([kept[key] for key in keys])
         return ticket
 
-    def _count_repeated(self, rows: Iterable[RowLike]) -> None:
+    def _count_repeated(self, asked: Collection[RowLike], ran: Collection[RowLike]) -> None:
         """With the lock held."""
-        for row in rows:
-            self.num_repeated_rows += 1
-            self.num_repeated_tokens += row.num_tokens
+        self.num_repeated_rows += len(asked) - len(ran)
+        self.num_repeated_tokens += sum(row.num_tokens for row in asked) - sum(row.num_tokens for row in ran)
 
     def cancel(self, ticket: Ticket) -> None:
         """The caller is gone: rows that have not started cost no forward pass, the result of others is dropped."""
@@ -256,8 +255,7 @@ class Batcher:
                 results[key] = result
                 if not isinstance(result, ApiError):
                     self._kept.put(key, to_run[key].num_tokens, result)
-            runners = {id(row) for row in to_run.values()}
-            self._count_repeated(entry.row for entry in batch if id(entry.row) not in runners)
+            self._count_repeated([entry.row for entry in batch], to_run.values())
         return [results[key] for key in keys], list(to_run.values())
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:

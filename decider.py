@@ -113,12 +113,13 @@ class Decider:
         self._is_draining = False
         self._load_s = 0.0
         self._warm_up: dict[str, Any] = {}
+        self._has_several_clients = len(set(config.api_keys)) > 1
         self._batcher = Batcher(
             self._run,
             max_batch_rows=config.max_batch_rows,
             max_batch_tokens=config.max_batch_tokens,
             max_queued_rows=config.max_queued_rows,
-            max_client_rows=config.max_key_rows if len(set(config.api_keys)) > 1 else None,
+            max_client_rows=config.max_key_rows if self._has_several_clients else None,
             batch_window_s=config.batch_window_ms / 1000,
             max_batch_s=config.max_batch_ms / 1000 or math.inf,
             max_wait_s=config.max_wait_s or math.inf,
@@ -294,8 +295,7 @@ class Decider:
 
     def health(self) -> tuple[ApiError | None, dict[str, Any]]:
         """(why a request sent now would not be answered, the document of `/health`)"""
-        has_one_client = len(set(self.config.api_keys)) <= 1
-        error = self.unready() or self._batcher.find_overload(1, 0 if has_one_client else None)
+        error = self.unready() or self._batcher.find_overload(1, None if self._has_several_clients else 0)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message

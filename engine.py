@@ -270,15 +270,16 @@ class Engine:
         for batch in plan_batches(lengths, self._cost, self._limits, groups):
             chosen = [numbers[place] for place in batch.rows]
             together = [rows[i] for i in chosen]
-            self._threads.use(batch.num_rows * batch.width)
+            self._prepare_pass([lengths[place] for place in batch.rows])
             found, made = self._body.scores_and_beginnings(together, pasts[batch.rows[0]])
-            self._count_pass([lengths[place] for place in batch.rows])
             self.tokens.reused += sum(starts[place] for place in batch.rows)
             for index, row_scores, prefix in zip(chosen, split_scores(together, found), made, strict=True):
                 scores[index] = row_scores
                 self._states.put(beginnings[index].key, prefix)
 
-    def _count_pass(self, lengths: list[int]) -> None:
+    def _prepare_pass(self, lengths: list[int]) -> None:
+        """Give a pass over rows with so many tokens to compute its threads, and count it."""
+        self._threads.use(len(lengths) * max(lengths))
         self.tokens.computed += sum(lengths)
         self.tokens.padded += len(lengths) * max(lengths) - sum(lengths)
 
@@ -289,8 +290,7 @@ class Engine:
         together = [rows[i] for i in chosen]
         starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(together)
         lengths = [row.num_tokens - start for row, start in zip(together, starts, strict=True)]
-        self._threads.use(len(lengths) * max(lengths))
-        self._count_pass(lengths)
+        self._prepare_pass(lengths)
         self.tokens.reused += sum(starts) - sum({id(prefix): prefix.num_tokens for prefix in prefixes or ()}.values())
         found = split_scores(together, self._body.scores(together, prefixes))
         for index, row_scores in zip(chosen, found, strict=True):

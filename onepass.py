@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from decider import Decider
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_CLOSED_PIPE = 1, 2, 130, 141  # the last two as a shell says them
-# The settings that mean nothing in a process of one's own; all others are flags of every command
 MAX_SECONDS = 3600  # that `bench` measures; with 0 each cell takes the fewest requests
+# The settings that mean nothing in a process of one's own; all others are flags of every command
 HTTP_SETTINGS = frozenset(
     (
         "host",

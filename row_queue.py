@@ -102,8 +102,9 @@ class RowQueue:
             num_turns, tokens = 0, 0.0
             for ticket in tickets:
                 takes_all = self._takes_all(ticket)
-                num_turns += 1 if takes_all else min(ticket.num_waiting, turns)
-                tokens += ticket.tokens_per_row * (ticket.num_waiting if takes_all else min(ticket.num_waiting, turns))
+                num_taken = ticket.num_waiting if takes_all else min(ticket.num_waiting, turns)
+                num_turns += 1 if takes_all else num_taken
+                tokens += ticket.tokens_per_row * num_taken
             return num_turns, tokens
 
         turns_before, tokens_before = taken(self._tickets.get(client, ()), own_turns)

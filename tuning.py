@@ -172,15 +172,14 @@ def choose_threads(run: Callable[[int], object], hidden_size: int, reasons: dict
         run(num_tokens)
 
     gains = []
-    for num_tokens in (PROBE_TOKENS, MANY_TOKENS):
+    # Where between the two the gain of the second begins is not worth more passes
+    for num_tokens, from_tokens in (PROBE_TOKENS, PROBE_TOKENS), (MANY_TOKENS, (PROBE_TOKENS + MANY_TOKENS) // 2):
         one_s, all_s = best_times(
             [lambda: with_threads(1, num_tokens), lambda: with_threads(most, num_tokens)],  # noqa: B023 - called here
             rounds=3,
         )
         gains.append(f"{one_s / all_s:.2f} times as fast as one at {num_tokens} tokens")
         if one_s >= MIN_GAIN["threads"] * all_s:
-            # The second is far above the first: where the gain begins between them is not worth more passes
-            from_tokens = PROBE_TOKENS if num_tokens == PROBE_TOKENS else (PROBE_TOKENS + MANY_TOKENS) // 2
             reasons["threads"] = f"{most}: {', '.join(gains)}, so from {from_tokens} tokens on"
             return Threads(most, from_tokens)
     reasons["threads"] = f"1: {most} are {', '.join(gains)}"

@@ -86,6 +86,10 @@ class Asked:
     options: tuple[str, ...]  # of a choice; none for a yes/no question
     answer: int  # the right option; 0 is yes
 
+    @property
+    def type(self) -> str:
+        return "choice" if self.options else "noul"
+
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
@@ -210,7 +214,7 @@ def held_out_rows(first: int, count: int) -> Iterator[dict[str, Any]]:
                 "state": "<image:1>",
                 "images": [base64.b64encode(png.getvalue()).decode()],
                 "question": {
-                    "type": "choice" if criteria else "noul",
+                    "type": asked.type,
                     "instructions": asked.instructions,
                     "criteria": criteria,
                 },

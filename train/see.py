@@ -121,10 +121,9 @@ class Reader:
         pictures: for each question the number of its picture; before: for each picture the text that precedes it.
         """
         rows = [
-            Row(one.kind, "", "choice", one.instructions, one.options, (None,) * len(one.options), one.answer)
-            if one.options
-            else Row(one.kind, "", "noul", one.instructions, NOUL_NAMES, (None, None), one.answer)
+            Row(one.kind, "", one.type, one.instructions, options, (None,) * len(options), one.answer)
             for one in asked
+            for options in [one.options or NOUL_NAMES]
         ]
         segments = Segments(self.tokenizer)
         numbered = number_rows(rows, segments)
@@ -158,7 +157,8 @@ def pixels_of(drawings: list[Drawing]) -> Tensor:
 def words_loss(reader: Reader, seen: Tensor, drawings: list[Drawing]) -> Tensor:
     """How far the mean of a picture's embeddings is from the words that name what is in it, against their like."""
     pooled, losses = seen.mean(1), []
-    centre = torch.stack(list(reader.words.values())).mean(0)
+    all_words = torch.stack(list(reader.words.values()))
+    centre, scale = all_words.mean(0), all_words.norm(dim=-1).mean()
     for kind, words in VOCABULARY.items():
         places = [index for index, drawing in enumerate(drawings) if kind in drawing.facts]
         if not places:
@@ -168,7 +168,6 @@ def words_loss(reader: Reader, seen: Tensor, drawings: list[Drawing]) -> Tensor:
         answers = torch.tensor([words.index(drawings[index].facts[kind]) for index in places])
         losses.append(F.cross_entropy(likeness, answers, reduction="sum"))
     # Embeddings must be as large as words', or the frozen layers have never seen anything like them
-    scale = torch.stack(list(reader.words.values())).norm(dim=-1).mean()
     loss: Tensor = torch.stack(losses).sum() / len(drawings) + (seen.norm(dim=-1) / scale - 1).square().mean()
     return loss
 
@@ -181,11 +180,10 @@ def answers_loss(
     asked = [one for _, one in pairs]
     batch = reader.batch(asked, [index for index, _ in pairs], [rng.choice(BEFORE) for _ in drawings])
     scores = reader.model(batch, seen.flatten(0, 1))
-    types = ["choice" if one.options else "noul" for one in asked]
-    temperatures = torch.tensor([reader.temperature[name] for name in types])
+    temperatures = torch.tensor([reader.temperature[one.type] for one in asked])
     right: dict[str, list[bool]] = defaultdict(list)
-    for one, name, is_right in zip(asked, types, (scores.argmax(-1) == batch.answers).tolist(), strict=True):
-        right[f"{one.kind}, {name}"].append(is_right)
+    for one, is_right in zip(asked, (scores.argmax(-1) == batch.answers).tolist(), strict=True):
+        right[f"{one.kind}, {one.type}"].append(is_right)
     return F.cross_entropy(scores / temperatures[:, None], batch.answers), right
 
 

@@ -53,14 +53,15 @@ def iter_words(encoder_dir: Path) -> Iterator[str]:
                 yield f" {word}"
 
 
+def cut_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    """Text into the words that match, and these into bytes."""
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = cut_by(WORD_PATTERN)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -76,12 +77,7 @@ def save_tokenizer(tokenizer: Tokenizer, model_dir: Path) -> None:
     """With the rules for cutting text into words that the library puts in their place for a Qwen3.5 with vision,
     whatever the file says. They cut 2 texts of 1,000 otherwise, and the file should say what is done."""
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = cut_by(PRETOKENIZE_REGEX)
     compact = re.sub(r"\n\s*", "", tokenizer.to_str(pretty=True)) + "\n"
     (model_dir / "tokenizer.json").write_text(compact, encoding="utf-8")
     settings = {
