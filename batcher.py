@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
-from errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
-from row_cache import RowCache
-from row_queue import GIANT_ROWS, Entry, RowLike, RowQueue, Ticket, too_late
+from onepass.errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
+from onepass.row_cache import RowCache
+from onepass.row_queue import GIANT_ROWS, Entry, RowLike, RowQueue, Ticket, too_late
 
 logger = logging.getLogger(__name__)
 

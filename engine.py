@@ -1,7 +1,7 @@
 """Owns the model: loads it, decides which rows run together and what is computed once. Worker thread only.
 
-Two bodies give option scores: our own forward (`fast.py`), and the Hugging Face library's model class for every other
-architecture (`library.py`).
+Two bodies give option scores: our own forward (`onepass/forward/fast_backend.py`), and the Hugging Face library's
+model class for every other architecture (`onepass/forward/transformers_backend.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-import qwen3_5
-import tuning
-from checkpoint import Checkpoint
-from config import Config
-from errors import OutOfMemory, StartupError
-from fast import (
+from onepass.checkpoint import Checkpoint
+from onepass.config import Config
+from onepass.errors import OutOfMemory, StartupError
+from onepass.forward import qwen3_5, tuning
+from onepass.forward.fast_backend import (
     CUDA_LADDER,
     GRAPH_TOLERANCE,
     MAX_PAST_TOKENS,
@@ -34,15 +33,15 @@ from fast import (
     Shape,
     graph_shapes,
 )
-from graphs import CudaBackend, Graphs
-from inputs import split_scores
-from library import LibraryBody
-from plan import CostModel, Limits, first_fit, plan_batches
-from prefix import Prefix
-from prompt import Beginning, Row, shift
-from state_cache import StateCache
-from template import Readout
-from tower import Tower
+from onepass.forward.graphs import CudaBackend, Graphs
+from onepass.forward.inputs import split_scores
+from onepass.forward.plan import CostModel, Limits, first_fit, plan_batches
+from onepass.forward.prefix import Prefix
+from onepass.forward.tower import Tower
+from onepass.forward.transformers_backend import LibraryBody
+from onepass.prompt.prompter import Beginning, Row, shift
+from onepass.prompt.template import Readout
+from onepass.state_cache import StateCache
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
+from onepass.errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_SOURCE_PIXELS = 1 << 25  # 33 million: photos of telephones pass; decoded it is 134 MB, at worst four copies of that

@@ -1,4 +1,4 @@
-"""The program: start order, signals, shutdown. `routes.py` says what is answered, `handler.py` how."""
+"""The program: start order, signals, shutdown. `onepass/edge/` says what is answered, and how."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from config import Config, load_config
-from decider import Decider
-from errors import StartupError
-from handler import HttpServer
-from process import StopSignal, allow_many_files, set_up_logging
-from routes import ROUTES
+from onepass.config import Config, load_config
+from onepass.decider import Decider
+from onepass.edge.handler import HttpServer
+from onepass.edge.routes import ROUTES
+from onepass.errors import StartupError
+from onepass.logs import StopSignal, allow_many_files, set_up_logging
 
 logger = logging.getLogger("server")  # not __name__: run as a program that would be "__main__"
 

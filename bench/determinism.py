@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 
 from serve import WORDS  # noqa: E402
 
-import readout  # noqa: E402
-from config import Config  # noqa: E402
-from loading import Loaded, load  # noqa: E402
-from prompt import Row  # noqa: E402
-from wire import parse_request  # noqa: E402
+from onepass.config import Config  # noqa: E402
+from onepass.loading import Loaded, load  # noqa: E402
+from onepass.prompt.prompter import Row  # noqa: E402
+from onepass.wire import answer  # noqa: E402
+from onepass.wire.schema import parse_request  # noqa: E402
 
 FULL, GROUP = 32, 16  # rows of a full batch; small rows beside one long one
 Probabilities = list[list[float]]
@@ -53,7 +53,7 @@ def render(loaded: Loaded, rng: random.Random, num_words: int) -> Row:
 
 
 def ask(loaded: Loaded, rows: list[Row]) -> Probabilities:
-    return [readout.probabilities(scores[0], 1.0) for scores in loaded.engine.forward(rows)]
+    return [answer.probabilities(scores[0], 1.0) for scores in loaded.engine.forward(rows)]
 
 
 def in_groups(rows: list[Row], size: int, run: Callable[[list[Row]], Probabilities]) -> tuple[Probabilities, float]:

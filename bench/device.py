@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import torch
 from serve import Peer, Requests, answers_get, free_port, run_clients
 from shapes import ROOT, SHAPES
 from torch import Tensor
 
-import kernels
+from onepass.forward import kernels
 
 LENGTHS, CLIENTS, QUESTIONS = (64, 128, 300, 1000), (1, 16, 64), (1, 6)
 STATE_TOKENS = 200
@@ -105,9 +104,10 @@ def check_kernels() -> None:
 
 def make_large_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
     """Random bfloat16 weights, made on the device: `shapes.make_checkpoint` would take minutes."""
-    from checkpoints import make_decision_checkpoint
     from safetensors.torch import save_file
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    from tests.support.checkpoints import make_decision_checkpoint
 
     make_decision_checkpoint(folder)
     config = Qwen3_5TextConfig(**shape)
@@ -129,8 +129,8 @@ def make_large_checkpoint(folder: Path, shape: dict[str, Any]) -> None:
 
 def check_engine(name: str, folder: Path, device: str) -> None:
     """Stored requests in process: with graphs against without, and without against float32 on the CPU."""
-    from config import Config
-    from loading import load
+    from onepass.config import Config
+    from onepass.loading import load
 
     settings: dict[str, Any] = {"model": str(folder), "backend": "fast", "share_state": True}
     loaded = load(Config(**settings, device=device, dtype="bfloat16", fast_start=True))
@@ -152,7 +152,7 @@ def check_engine(name: str, folder: Path, device: str) -> None:
 def stored_rows(loaded: Any) -> list[Any]:
     from transformers import AutoTokenizer
 
-    from wire import parse_request
+    from onepass.wire.schema import parse_request
 
     requests = Requests(AutoTokenizer.from_pretrained(loaded.checkpoint.folder))
     sizes = ((20, 1), (150, 3), (400, 2))  # tokens of the state, questions

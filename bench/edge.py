@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 if TYPE_CHECKING:
-    from config import Config
-    from loading import Loaded
+    from onepass.config import Config
+    from onepass.loading import Loaded
 
 CONNECTIONS = (1, 16, 64)
 STATE = (
@@ -120,9 +120,9 @@ class RememberingPrompter:
 def load_prompter(config: Config) -> tuple[Any, Any]:
     from transformers import AutoTokenizer
 
-    from checkpoint import open_checkpoint
-    from prompt import Prompter
-    from template import DecisionFormat
+    from onepass.checkpoint import open_checkpoint
+    from onepass.prompt.prompter import Prompter
+    from onepass.prompt.template import DecisionFormat
 
     checkpoint = open_checkpoint(config)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True)
@@ -130,7 +130,7 @@ def load_prompter(config: Config) -> tuple[Any, Any]:
 
 
 def load_fake(config: Config, *, with_prompts: bool) -> Loaded:
-    from loading import Loaded
+    from onepass.loading import Loaded
 
     checkpoint, prompter = load_prompter(config)
     return Loaded(checkpoint, prompter if with_prompts else cast(Any, RememberingPrompter(prompter)), FakeEngine())
@@ -142,16 +142,16 @@ def serve(kind: str) -> None:
     if kind == "bare":
         server = BareServer(("127.0.0.1", 0), BareHandler)
     else:
-        import process
-        from config import Config
-        from decider import Decider
-        from handler import HttpServer
-        from routes import ROUTES
+        from onepass import logs
+        from onepass.config import Config
+        from onepass.decider import Decider
+        from onepass.edge.handler import HttpServer
+        from onepass.edge.routes import ROUTES
 
         config = Config(port=0)
         decider = Decider(config, load=lambda config: load_fake(config, with_prompts=kind == "prompts"))
         server = HttpServer(config, decider, ROUTES)
-        process.set_up_logging(is_verbose=False)
+        logs.set_up_logging(is_verbose=False)
         decider.start()
         decider.wait_ready()
     print(server.server_address[1], flush=True)
@@ -256,9 +256,9 @@ def time_us(function: Callable[[], object], rounds: int) -> float:
 
 def print_handler_work(rounds: int) -> None:
     """What a handler thread does for one request besides HTTP, one thread alone."""
-    import framing
-    from config import Config
-    from wire import parse_request
+    from onepass.config import Config
+    from onepass.edge import framing
+    from onepass.wire.schema import parse_request
 
     prompter = load_prompter(Config())[1]
     request = parse_request(BODY, "application/json")

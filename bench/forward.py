@@ -30,10 +30,9 @@ from shapes import SHAPES
 from torch import Tensor
 from transformers import Qwen3_5TextConfig, Qwen3_5TextModel
 
-import kernels
-import qwen3_5
-from prefix import Prefix
-from qwen3_5 import AttentionWeights, LayerWeights, Spec, Weights
+from onepass.forward import kernels, qwen3_5
+from onepass.forward.prefix import Prefix
+from onepass.forward.qwen3_5 import AttentionWeights, LayerWeights, Spec, Weights
 
 SHAPE = {**SHAPES["0.8B"], "vocab_size": 4096}
 WARMUP_ROUNDS = 1

@@ -34,10 +34,10 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfi
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 
 import images
-import vision
-from config import STARTER_MODEL, Config
-from decider import Decider
-from loading import load
+from onepass.config import STARTER_MODEL, Config
+from onepass.decider import Decider
+from onepass.forward import qwen3_5_vision
+from onepass.loading import load
 
 PREPROCESSOR = {
     "size": {"shortest_edge": 65536, "longest_edge": 16777216},
@@ -136,19 +136,19 @@ def measure_requests(folder: Path, rounds: int) -> None:
 
 
 def measure_tower(model: Any, rounds: int, count: int = 4) -> None:
-    spec = vision.Spec.from_config(model.config.to_dict())
+    spec = qwen3_5_vision.Spec.from_config(model.config.to_dict())
     tensors = {f"visual.{name}": tensor for name, tensor in model.state_dict().items()}
-    weights = vision.load_weights(spec, tensors, torch.device("cpu"), torch.float32)
+    weights = qwen3_5_vision.load_weights(spec, tensors, torch.device("cpu"), torch.float32)
     settings = images.Settings(16, 2, 65536, 448 * 448, (0.5,) * 3, (0.5,) * 3)
     patches = [settings.patches(images.decode(picture(n), "picture", settings).pixels) for n in range(count)]
-    grid = vision.make_grid(spec, weights, 28, 28)
+    grid = qwen3_5_vision.make_grid(spec, weights, 28, 28)
     tables = (grid.positions[None], grid.cos[None], grid.sin[None])
     frames = torch.cat(patches).view(-1, 3, 1, 256).expand(-1, -1, 2, -1).reshape(count * 784, -1)
     grids = torch.tensor([[1, 28, 28]] * count)
     runs = {
         f"transformers, {count} pictures": lambda: model(frames, grids),
-        "ours, one by one": lambda: [vision.forward(spec, weights, one[None], *tables) for one in patches],
-        "ours, together": lambda: vision.forward(spec, weights, torch.stack(patches), *tables),
+        "ours, one by one": lambda: [qwen3_5_vision.forward(spec, weights, one[None], *tables) for one in patches],
+        "ours, together": lambda: qwen3_5_vision.forward(spec, weights, torch.stack(patches), *tables),
     }
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):

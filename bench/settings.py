@@ -22,9 +22,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from config import STARTER_MODEL, Config  # noqa: E402
-from decider import Decider  # noqa: E402
-from tool_bench import QUESTIONS, STATES  # noqa: E402
+from onepass.cli.bench import QUESTIONS, STATES  # noqa: E402
+from onepass.config import STARTER_MODEL, Config  # noqa: E402
+from onepass.decider import Decider  # noqa: E402
 
 NUM_AT_ONCE = 64
 Bodies = Iterator[list[bytes]]  # what is asked at once, time after time

@@ -49,8 +49,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def make_checkpoint(folder: Path, shape: dict[str, Any]) -> Path:
     """Random float32 weights with the tests' tokenizer, whose vocabulary it has, and their label templates."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from checkpoints import make_decision_checkpoint, make_model, make_tokenizer
+    sys.path.insert(0, str(ROOT))
+    from tests.support.checkpoints import make_decision_checkpoint, make_model, make_tokenizer
 
     make_decision_checkpoint(folder)
     tokenizer = make_tokenizer()

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import make_chat_checkpoint, make_decision_checkpoint, make_vision_checkpoint
 from hypothesis import settings
-from live import Server
 
 from engine import Engine
-from plan import CostModel
+from onepass.forward.plan import CostModel
+from tests.support.checkpoints import make_chat_checkpoint, make_decision_checkpoint, make_vision_checkpoint
+from tests.support.live import Server
 
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Batcher, adapt_rows
-from errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
-from row_queue import GIANT_ROWS, RowQueue, Ticket
+from onepass.errors import ApiError, DeadlineExceeded, InternalError, OutOfMemory, Overloaded, ShuttingDown, WorkerDead
+from onepass.row_queue import GIANT_ROWS, RowQueue, Ticket
 
 WAIT_S = 30  # nothing here takes this long; a hang ends as a failure
 

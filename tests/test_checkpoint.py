@@ -9,12 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import STARTER
 
-import checkpoint
-from checkpoint import check_unchanged, open_checkpoint, read_manifest, weight_files
-from config import Config
-from errors import StartupError
+from onepass import checkpoint
+from onepass.checkpoint import check_unchanged, open_checkpoint, read_manifest, weight_files
+from onepass.config import Config
+from onepass.errors import StartupError
+from tests.support.checkpoints import STARTER
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from config import Config, load_config
-from errors import StartupError
+from onepass.config import Config, load_config
+from onepass.errors import StartupError
 
 
 def test_a_flag_beats_the_environment_which_beats_the_default() -> None:

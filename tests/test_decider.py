@@ -10,17 +10,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import STARTER
 from transformers import AutoTokenizer
 
-from checkpoint import open_checkpoint
-from config import Config
-from decider import Decider
-from errors import (
+from onepass.checkpoint import open_checkpoint
+from onepass.config import Config
+from onepass.decider import Decider
+from onepass.errors import (
     ApiError,
     BadRequest,
     InternalError,
@@ -31,12 +29,13 @@ from errors import (
     StartupError,
     WorkerDead,
 )
-from loading import Loaded
-from prompt import Prompter, Row
-from template import DecisionFormat
+from onepass.loading import Loaded
+from onepass.prompt.prompter import Prompter, Row
+from onepass.prompt.template import DecisionFormat
+from tests.support import ROOT
+from tests.support.checkpoints import STARTER
 
 WAIT_S = 30
-ROOT = Path(__file__).resolve().parent.parent
 
 
 class FakeEngine:

@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import STARTER, make_decision_checkpoint
-from live import Server
 from safetensors.torch import load_file, save_file
 
-from checkpoint import open_checkpoint
-from config import Config
 from engine import Engine
-from errors import OutOfMemory, StartupError
-from loading import Loaded, load, warm_up
-from prompt import Row
-from wire import parse_request
+from onepass.checkpoint import open_checkpoint
+from onepass.config import Config
+from onepass.errors import OutOfMemory, StartupError
+from onepass.loading import Loaded, load, warm_up
+from onepass.prompt.prompter import Row
+from onepass.wire.schema import parse_request
+from tests.support import ROOT
+from tests.support.checkpoints import STARTER, make_decision_checkpoint
+from tests.support.live import Server
 
 # Largest difference of a score between a row alone and the same row in a padded batch, float32, on scores of up to 8.
 # 4e-6 is what is seen; left padding or a forgotten mask give differences above 1.
@@ -310,7 +311,7 @@ def test_bfloat16_answers_near_float32(labels_checkpoint: Path, labels: Loaded, 
 
 
 def test_untied_embeddings_are_read_from_their_own_head(tmp_path: Path) -> None:
-    from checkpoints import make_model, make_tokenizer
+    from tests.support.checkpoints import make_model, make_tokenizer
 
     folder = make_decision_checkpoint(tmp_path)
     make_model(folder, make_tokenizer(), tie_word_embeddings=False)
@@ -331,8 +332,9 @@ def test_logits_that_an_architecture_bends_are_bent_the_same_way(
     tmp_path: Path, model_type: str, settings: dict[str, Any]
 ) -> None:
     """The start compares our label logits with the model's own, and refuses where they differ; these must not."""
-    from checkpoints import CHAT_TEMPLATE, make_tokenizer
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from tests.support.checkpoints import CHAT_TEMPLATE, make_tokenizer
 
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT_TEMPLATE
@@ -436,7 +438,7 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

@@ -24,10 +24,10 @@ from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor, smart_resize
 
 import images
-from errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
 from images import MAX_JPEG_SCANS, MAX_SOURCE_PIXELS, Picture, PictureReader, Settings, decode
+from onepass.errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
+from tests.support import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = Settings(16, 2, min_pixels=65536, max_pixels=448 * 448, mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.7))
 PROCESSOR = Qwen2VLImageProcessor(
     patch_size=16,
@@ -251,7 +251,7 @@ def one_colour_png(side: int) -> bytes:
 MEASURE = """
 import resource, sys, time
 import images
-from errors import BadRequest
+from onepass.errors import BadRequest
 settings = images.Settings(16, 2, 65536, 448 * 448, (0.5,) * 3, (0.5,) * 3)
 reader = images.PictureReader(settings)
 reader.read([("warm", open(sys.argv[2], "rb").read())], time.monotonic() + 60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from row_cache import RowCache
+from onepass.row_cache import RowCache
 
 
 def test_what_was_asked_for_last_is_kept_longest() -> None:

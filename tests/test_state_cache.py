@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_cache import StateCache
+from onepass.state_cache import StateCache
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 from data import TYPES, read_raw
 
-from config import Config
-from decider import Decider
+from onepass.config import Config
+from onepass.decider import Decider
 
 AT_ONCE = 64  # requests
 NUM_BINS = 10  # of the calibration error, equal in width

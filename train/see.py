@@ -42,9 +42,9 @@ from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5VisionConfi
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from wiring import is_boundary
 
-import vision
 from images import Settings
 from model import load_model
+from onepass.forward import qwen3_5_vision
 
 SHOWN = 192  # pixels a side of a drawing as the tower is shown it: 36 tokens
 SETTINGS = Settings(16, 2, min_pixels=SHOWN**2, max_pixels=SHOWN**2, mean=(0.5,) * 3, std=(0.5,) * 3)
@@ -52,7 +52,12 @@ GRID, NUM_TOKENS = (SHOWN // 16, SHOWN // 16), (SHOWN // 32) ** 2  # patches a s
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 BEFORE = ("", "", "", "Here is a picture: ", "A drawing. ", "The picture ")  # what the state says before it
 CONTRAST = 0.1  # temperature of the contrast between the words of one kind
-VISION_KEYS = ("model_type", *(field.name for field in fields(vision.Spec)[:-1]), "hidden_act", "rope_parameters")
+VISION_KEYS = (
+    "model_type",
+    *(field.name for field in fields(qwen3_5_vision.Spec)[:-1]),
+    "hidden_act",
+    "rope_parameters",
+)
 TEXT, TOWER = "model.language_model.", "model.visual."  # names in a checkpoint with a tower
 
 
@@ -69,7 +74,7 @@ class Eyes(nn.Module):
             out_hidden_size=hidden,
             num_position_embeddings=GRID[0] * GRID[1],
         )
-        self.spec = vision.Spec.from_config(self.config.to_dict())
+        self.spec = qwen3_5_vision.Spec.from_config(self.config.to_dict())
         self.tower: Any = Qwen3_5VisionModel(self.config)
         self.fixed: Tensor = embeddings.std(0) < 1e-6 * embeddings.abs().max()
         self.constant: Tensor = embeddings.mean(0)
@@ -86,10 +91,10 @@ class Eyes(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, 3, H, W) uint8, as they are shown, to (B, NUM_TOKENS, hidden), by the server's own forward."""
         tensors = {f"visual.{name}": parameter for name, parameter in self.tower.named_parameters()}
-        weights = vision.load_weights(self.spec, tensors, torch.device("cpu"), torch.float32)
-        grid = vision.make_grid(self.spec, weights, *GRID)
+        weights = qwen3_5_vision.load_weights(self.spec, tensors, torch.device("cpu"), torch.float32)
+        grid = qwen3_5_vision.make_grid(self.spec, weights, *GRID)
         patches = torch.stack([SETTINGS.patches(one) for one in pixels])
-        return vision.forward(self.spec, weights, patches, grid.positions[None], grid.cos[None], grid.sin[None])
+        return qwen3_5_vision.forward(self.spec, weights, patches, grid.positions[None], grid.cos[None], grid.sin[None])
 
 
 class Reader:

@@ -1,0 +1,1 @@
+"""The commands of `python -m onepass`, a file each."""

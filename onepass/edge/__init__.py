@@ -1,0 +1,1 @@
+"""HTTP: sockets to replies. Knows nothing of prompts, of tensors and of the engine."""

@@ -1,0 +1,252 @@
+"""Captured passes: what they give, what happens when a capture fails, and that nothing reads an overwritten output."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from onepass.config import Config
+from onepass.forward.fast_backend import FastBody, Ladder, Shape, graph_shapes
+from onepass.forward.graphs import Graphs, Work, largest_first
+from onepass.forward.heads import LabelHead, PointerHead
+from onepass.forward.plan import Limits
+from onepass.loading import Loaded, load
+from onepass.wire.schema import parse_request
+from tests.support.checkpoints import STARTER
+from tests.support.fake_graphs import CaptureMode, FakeBackend
+from tests.test_engine import about, largest_difference, rows_of
+
+LADDER = Ladder(
+    rows=(1, 2, 4), widths=(32, 64, 128), suffix_widths=(16, 64), pasts=(64, 256), reads=16, scores=16
+)  # small: a capture here is three passes
+TOLERANCE = 5e-5  # as between batches, see test_engine.py
+
+
+def engine_with_graphs(backend: FakeBackend, max_bytes: int = 1 << 30, **settings: Any) -> Loaded:
+    """The starter, whose passes of `LADDER`'s shapes are captured when `idle` is called."""
+    loaded = load(Config(backend="fast", **settings))
+    engine: Any = loaded.engine
+    body: FastBody = engine._body
+    shapes = graph_shapes(LADDER, 256, 4, body.max_tokens)
+    body.use_graphs(backend, LADDER, shapes, max_bytes)
+    engine._limits = Limits(256, 4, LADDER.widths, LADDER.rows)
+    engine._suffix_limits = Limits(256, 4, LADDER.suffix_widths, LADDER.rows)
+    return loaded
+
+
+def capture_all(loaded: Loaded) -> Graphs[Shape, Any]:
+    engine: Any = loaded.engine
+    while engine.idle():
+        pass
+    graphs: Graphs[Shape, Any] = engine._body.graphs
+    return graphs
+
+
+@pytest.fixture(scope="module")
+def captured() -> Loaded:
+    loaded = engine_with_graphs(FakeBackend())
+    graphs = capture_all(loaded)
+    assert not graphs.failed
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def plain() -> Loaded:
+    return load(Config(backend="fast", share_state=False))
+
+
+def test_every_kind_of_pass_is_captured(captured: Loaded) -> None:
+    graphs = capture_all(captured)
+    assert {shape.kind for shape in graphs.ready} == {"whole", "begin", "continue"}
+    assert Shape("whole", 2, 128) in graphs.ready
+    assert Shape("whole", 4, 128) not in graphs.ready  # 512 tokens, above the budget of 256
+
+
+def test_rows_of_any_kind_score_as_without_graphs(captured: Loaded, plain: Loaded) -> None:
+    graphs = capture_all(captured)
+    rows = rows_of(plain, seed=3) + [row for seed in range(3) for row in about(plain, 60, seed=seed, count=4)]
+    random.Random(0).shuffle(rows)
+    before = graphs.num_replays
+    for start in range(0, len(rows), 7):
+        part = rows[start : start + 7]
+        assert largest_difference(captured.engine.forward(part), plain.engine.forward(part)) < TOLERANCE
+    assert graphs.num_replays - before > 5
+
+
+def test_states_of_different_lengths_share_one_replay(captured: Loaded, plain: Loaded) -> None:
+    rows = [about(plain, words, seed=words, count=1)[0] for words in (40, 55, 70)]
+    graphs = capture_all(captured)
+    captured.engine.forward(rows)  # the states are in the cache now
+    before = graphs.num_replays
+    again = captured.engine.forward(rows)
+    assert graphs.num_replays - before == 1
+    assert largest_difference(again, plain.engine.forward(rows)) < TOLERANCE
+
+
+def test_states_do_not_change_when_the_buffers_do(captured: Loaded) -> None:
+    """What is cached was copied: neither replays nor other rows in the shared buffers change it."""
+    rows = about(captured, 60, seed=11, count=1)
+    first = captured.engine.forward(rows)
+    for seed in range(12, 16):
+        captured.engine.forward(about(captured, 50, seed=seed, count=3))
+    assert captured.engine.forward(rows) == first
+
+
+def test_a_shape_without_a_graph_runs_plainly_and_is_counted(captured: Loaded, plain: Loaded) -> None:
+    graphs = capture_all(captured)
+    long, many = about(plain, 400, count=1), {str(n): None for n in range(40)}
+    body = {"state": "x", "questions": {"q": {"type": "choice", "instructions": "?", "criteria": many}}}
+    for rows in (long, plain.prompter.render(parse_request(json.dumps(body).encode()))):
+        before = graphs.num_plain
+        assert largest_difference(captured.engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+        assert graphs.num_plain > before
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("any other")]
+)
+def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: Exception, plain: Loaded) -> None:
+    loaded = engine_with_graphs(FakeBackend(fail_on=lambda number: error if number % 3 == 0 else None))
+    graphs = capture_all(loaded)
+    assert graphs.failed
+    assert graphs.ready
+    rows = rows_of(plain, seed=5, count=4) + about(plain, 60, count=4)
+    assert largest_difference(loaded.engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+
+
+def test_without_memory_for_more_the_rest_is_not_tried(plain: Loaded) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    backend = FakeBackend(fail_on=lambda number: error if number == 4 else None)
+    graphs = capture_all(engine_with_graphs(backend))
+    assert len(graphs.ready) == 4
+    assert backend.num_captures == 5
+
+
+def test_graphs_stay_within_their_memory() -> None:
+    backend = FakeBackend(bytes_each=100)
+    graphs = capture_all(engine_with_graphs(backend, max_bytes=450))
+    assert len(graphs.ready) == 5  # the fifth passes the limit, and is the last
+    assert graphs.num_bytes == 500
+    assert graphs.describe()["failed"] == len(graphs.failed) > 0
+
+
+def test_a_graph_that_computes_something_else_is_not_used() -> None:
+    """A capture that misses part of the pass replays stale results: the self-check must see it."""
+    buffer = torch.zeros(3)
+    calls = iter(range(100))
+    graphs: Graphs[str, Any] = Graphs(
+        FakeBackend(), lambda _: Work(buffer, lambda: (buffer + next(calls),)), 1e-3, 1 << 30, ["shape"]
+    )
+    assert not graphs.capture_next()
+    assert not graphs.ready
+    assert "differs" in graphs.failed["shape"]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_graph_that_gives_no_numbers_is_not_used(value: float) -> None:
+    graphs: Graphs[str, Any] = Graphs(
+        FakeBackend(), lambda _: Work(None, lambda: (torch.full((3,), value),)), 1e-3, 1 << 30, ["shape"]
+    )
+    graphs.capture_next()
+    assert not graphs.ready
+
+
+def test_an_output_kept_past_the_next_replay_is_poison() -> None:
+    """The stand-in does what it is for."""
+    graphs: Graphs[str, Any] = Graphs(
+        FakeBackend(),
+        lambda shape: Work(None, lambda: (torch.full((2,), float(len(shape))),)),
+        1e-3,
+        1 << 30,
+        ["a", "bb"],
+    )
+    while graphs.capture_next():
+        pass
+    first = graphs.ready["a"].replay()[0]
+    assert first.tolist() == [1, 1]
+    graphs.ready["bb"].replay()
+    assert first.isnan().all()
+
+
+def test_the_common_shapes_come_first_and_then_the_largest() -> None:
+    body: Any = load(Config(backend="fast")).engine
+    shapes = graph_shapes(Ladder((1, 16), (64, 1024), (32,), (256,), 8, 8), 1 << 20, 32, 4096)
+    body._body.use_graphs(FakeBackend(), Ladder(), shapes, 1)
+    waiting = body._body.graphs.waiting
+    assert [shape.is_common for shape in waiting] == sorted((shape.is_common for shape in waiting), reverse=True)
+    for part in (True, False):
+        sizes = [shape.num_tokens for shape in waiting if shape.is_common is part]
+        assert sizes == sorted(sizes, reverse=True)
+    assert largest_first([1, 3, 2], lambda n: n) == [3, 2, 1]
+
+
+@pytest.fixture(params=["pointer", "labels"])
+def head(request: pytest.FixtureRequest) -> PointerHead | LabelHead:
+    torch.manual_seed(0)
+    if request.param == "pointer":
+        return PointerHead(torch.randn(5, 16), torch.randn(5, 16))
+    return LabelHead(torch.randn(30, 16), torch.randn(30), 0.5, 3.0)
+
+
+def test_scores_read_nothing_on_the_host_and_keep_no_tensor(head: PointerHead | LabelHead) -> None:
+    states, places = torch.randn(2, 7, 16), torch.randint(0, 7, (2, 9))
+    head.scores(states, places, places)
+    before = storages()
+    with CaptureMode():
+        scores = head.scores(states, places, places)
+    assert storages() - before == {scores.untyped_storage().data_ptr()}
+    for b, s in ((0, 0), (1, 8)):
+        alone = head.scores(states[b : b + 1], places[b : b + 1, s : s + 1], places[b : b + 1, s : s + 1])
+        assert scores[b, s].item() == pytest.approx(alone.item(), abs=1e-5)
+
+
+def storages() -> set[int]:
+    """The memory of all tensors there are."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout == torch.strided}
+
+
+@pytest.mark.parametrize("shape", [Shape("whole", 2, 64), Shape("begin", 2, 64), Shape("continue", 2, 16, 64)])
+def test_a_pass_leaves_nothing_but_its_outputs(captured: Loaded, shape: Shape) -> None:
+    """What a pass allocated and kept would stay in the graphs' pool, and be overwritten by other graphs."""
+    body: Any = captured.engine
+    work = body._body._work(shape)
+    work.run()
+    before = storages()
+    with CaptureMode():
+        outputs = work.run()
+    assert storages() - before == {output.untyped_storage().data_ptr() for output in outputs}
+
+
+def test_the_shapes_are_those_that_batches_can_have() -> None:
+    shapes = graph_shapes(LADDER, max_tokens=128, max_rows=2, longest=100)
+    assert set(shapes) == {
+        *(Shape(kind, rows, width) for kind in ("whole", "begin") for rows in (1, 2) for width in (32, 64)),
+        *(Shape("continue", rows, width, 64) for rows in (1, 2) for width in (16, 64)),
+    }
+
+
+def test_a_slow_capture_delays_no_request_by_more_than_itself() -> None:
+    """`--fast-start`: the rest is captured one by one while nothing waits, and a request goes first."""
+    from onepass.decider import Decider
+
+    backend = FakeBackend(seconds_each=0.05)
+    decider = Decider(Config(model=str(STARTER)), load=lambda _: engine_with_graphs(backend))
+    decider.start()
+    decider.wait_ready(60)
+    body = json.dumps({"state": "x", "questions": {"q": {"type": "noul", "instructions": "?"}}}).encode()
+    seen = []
+    for _ in range(4):
+        decider.decide(body)
+        seen.append(backend.num_captures)
+    decider.drain(60)
+    num_shapes = len(graph_shapes(LADDER, 256, 4, 4096))
+    assert all(later - earlier <= 2 for earlier, later in pairwise(seen))
+    assert seen[-1] < num_shapes
