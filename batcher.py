@@ -14,7 +14,7 @@ from typing import Any
 
 from onepass.errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
 from onepass.row_cache import RowCache
-from onepass.row_queue import GIANT_ROWS, Entry, RowLike, RowQueue, Ticket, too_late
+from onepass.row_queue import GIANT_ROWS, QueuedRow, RowLike, RowQueue, Ticket, too_late
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Batcher:
         self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
         self._few_rows = max_batch_rows  # how many take `max_batch_s`
         self._is_draining = self._is_dead = False
-        self._running: list[Entry] = []  # the batch in the model
+        self._running: list[QueuedRow] = []  # the batch in the model
         self._kept = RowCache(max_kept_tokens)
         self._has_idle_work = True
         self._seconds_per_token = 0.0  # in large batches of late: those of a full queue are large
@@ -95,7 +95,7 @@ class Batcher:
             if has_all:
                 self._count_repeated(rows, ran=())
                 ticket.started_at, ticket.is_settled = now, True
-            elif error := self.find_overload(len(rows), client):
+            elif error := self.why_refused(len(rows), client):
                 raise error
             else:
                 self._queue.append(ticket)
@@ -124,7 +124,7 @@ class Batcher:
                 ticket.resolve(too_late(self._retry_after_s()))
                 self._changed.notify_all()
 
-    def find_overload(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
+    def why_refused(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
         """Why `num_rows` more would not be admitted, of this client or of whoever has none waiting."""
         with self._changed:
             waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
@@ -174,7 +174,7 @@ class Batcher:
             else:
                 self._has_idle_work = self._idle()
 
-    def _next_batch(self) -> list[Entry] | None:
+    def _next_batch(self) -> list[QueuedRow] | None:
         """Waits for one; empty while there is something else to do, None at the end."""
         with self._changed:
             self._running = []
@@ -208,7 +208,7 @@ class Batcher:
                 return
             self._changed.wait(left)
 
-    def _serve(self, batch: list[Entry]) -> None:
+    def _serve(self, batch: list[QueuedRow]) -> None:
         started = time.monotonic()
         results, ran = self._run_each_once(batch)
         seconds = time.monotonic() - started
@@ -243,7 +243,7 @@ class Batcher:
             return [ticket.results[row] for row in range(len(ticket.rows))]
         return None
 
-    def _run_each_once(self, batch: list[Entry]) -> tuple[list[Any], list[RowLike]]:
+    def _run_each_once(self, batch: list[QueuedRow]) -> tuple[list[Any], list[RowLike]]:
         """Results in order, and the rows that ran: of those with the same key one, and none whose result is kept."""
         keys = [entry.row.key for entry in batch]
         with self._changed:

@@ -22,25 +22,24 @@ from onepass.config import Config
 from onepass.errors import OutOfMemory, StartupError
 from onepass.forward import qwen3_5, tuning
 from onepass.forward.fast_backend import (
-    CUDA_LADDER,
+    CUDA_BUCKETS,
     GRAPH_TOLERANCE,
     MAX_PAST_TOKENS,
     MAX_PATCHES,
-    PICTURE_LADDER,
+    PICTURE_BUCKETS,
+    Buckets,
     Buffers,
-    FastBody,
-    Ladder,
+    FastBackend,
     Shape,
     graph_shapes,
 )
-from onepass.forward.graphs import CudaBackend, Graphs
+from onepass.forward.graphs import CudaCapturer, Graphs
 from onepass.forward.inputs import split_scores
 from onepass.forward.plan import CostModel, Limits, first_fit, plan_batches
 from onepass.forward.prefix import Prefix
 from onepass.forward.tower import Tower
-from onepass.forward.transformers_backend import LibraryBody
-from onepass.prompt.prompter import Beginning, Row, shift
-from onepass.prompt.template import Readout
+from onepass.forward.transformers_backend import TransformersBackend
+from onepass.rows import PrefixTokens, Readout, Row, pictures_from
 from onepass.state_cache import StateCache
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
 
-class Body(Protocol):
+class Backend(Protocol):
     """Token ids to option scores."""
 
     backend: str
@@ -60,7 +59,7 @@ class Body(Protocol):
     max_tokens: int
     can_share: bool  # `begin` is there
 
-    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]: ...
+    def begin(self, beginnings: Sequence[PrefixTokens], past: Prefix | None = None) -> list[Prefix]: ...
 
     def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor: ...
 
@@ -93,7 +92,7 @@ class Engine:
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[Prefix] = StateCache(config.state_cache_mb << 20)
         self.tokens = Counts()
-        if self.device.type == "cuda" and isinstance(self._body, FastBody) and config.graph_memory_mb:
+        if self.device.type == "cuda" and isinstance(self._body, FastBackend) and config.graph_memory_mb:
             self._capture(self._body, config)
         self._cost = self._measure(readout)
         self._launch_tokens = self._cost.launch_s
@@ -110,7 +109,7 @@ class Engine:
 
     @property
     def _graphs(self) -> Graphs[Shape, Buffers] | None:
-        return self._body.graphs if isinstance(self._body, FastBody) else None
+        return self._body.graphs if isinstance(self._body, FastBackend) else None
 
     @property
     def _mixes_prefixes(self) -> bool:
@@ -179,7 +178,7 @@ class Engine:
         lengths, see = [rows[i].num_tokens for i in whole], [bool(rows[i].pictures) for i in whole]
         for batch in plan_batches(lengths, self._cost, self._limits, see):
             self._score(rows, [whole[place] for place in batch.rows], None, scores)
-        members_of: dict[Beginning, list[int]] = {}
+        members_of: dict[PrefixTokens, list[int]] = {}
         for index, beginning in beginnings.items():
             members_of.setdefault(beginning, []).append(index)
         if self._keeps_in_passing:
@@ -194,22 +193,22 @@ class Engine:
         return scores
 
     def _plan_suffixes(
-        self, rows: Sequence[Row], members: list[int], beginnings: Mapping[int, Beginning]
+        self, rows: Sequence[Row], members: list[int], beginnings: Mapping[int, PrefixTokens]
     ) -> Iterable[list[int]]:
         """Batches of rows that continue a prefix: on a CPU one and the same, with graphs any of like length."""
         pasts = [beginnings[i].num_tokens for i in members]
         lengths = [rows[i].num_tokens - past for i, past in zip(members, pasts, strict=True)]
         groups: list[Any] = [beginnings[i] for i in members]
-        if isinstance(self._body, FastBody) and self._mixes_prefixes:
-            see = [bool(shift(rows[i].pictures, past)) for i, past in zip(members, pasts, strict=True)]
-            groups = [(first_fit(self._body.ladder.pasts, past), sees) for past, sees in zip(pasts, see, strict=True)]
+        if isinstance(self._body, FastBackend) and self._mixes_prefixes:
+            see = [bool(pictures_from(rows[i].pictures, past)) for i, past in zip(members, pasts, strict=True)]
+            groups = [(first_fit(self._body.buckets.pasts, past), sees) for past, sees in zip(pasts, see, strict=True)]
         for batch in plan_batches(lengths, self._cost, self._suffix_limits, groups):
             longest = max(rows[members[place]].num_tokens for place in batch.rows)
             most = max(1, MAX_PAST_TOKENS // longest)
             for start in range(0, len(batch.rows), most):
                 yield [members[place] for place in batch.rows[start : start + most]]
 
-    def _beginning(self, row: Row) -> Beginning | None:
+    def _beginning(self, row: Row) -> PrefixTokens | None:
         """The row's first tokens, if they are computed apart: for any row whose state is long enough, whatever else is
         asked of it, so that its answers are the same however often they are asked for and with what. A row whose state
         is not may still start with the template's own beginning."""
@@ -218,20 +217,20 @@ class Engine:
         if row.num_shared >= self._launch_tokens:
             return row.beginning()
         pinned = self._states.find_pinned(row.input_ids[: row.num_shared].tobytes())
-        return None if pinned is None else Beginning(pinned)
+        return None if pinned is None else PrefixTokens(pinned)
 
     def keep_beginning(self, ids: bytes) -> bool:
         """Compute what every prompt starts with and keep it for good, if it is long enough to be worth a pass."""
-        beginning = Beginning(ids)
+        beginning = PrefixTokens(ids)
         if not self._shares or beginning.num_tokens < self._launch_tokens or self._states.find_pinned(ids) == ids:
             return False
         self._states.pin(ids, self._body.begin([beginning])[0])
         return True
 
-    def _begin(self, beginnings: Sequence[Beginning]) -> dict[Beginning, Prefix]:
+    def _begin(self, beginnings: Sequence[PrefixTokens]) -> dict[PrefixTokens, Prefix]:
         """The prefix of each, from the cache or computed, those of like length together."""
-        found: dict[Beginning, Prefix] = {}
-        missing: list[Beginning] = []
+        found: dict[PrefixTokens, Prefix] = {}
+        missing: list[PrefixTokens] = []
         for beginning in beginnings:
             prefix = self._states.get(beginning.key)
             if prefix is None:
@@ -255,11 +254,13 @@ class Engine:
                 self._states.put(beginning.key, prefix)
         return found
 
-    def _pinned_past(self, beginning: Beginning) -> Prefix | None:
+    def _pinned_past(self, beginning: PrefixTokens) -> Prefix | None:
         ids = self._states.find_pinned(beginning.ids)
         return None if ids is None else self._states.get(ids)
 
-    def _score_and_begin(self, rows: Sequence[Row], beginnings: Mapping[int, Beginning], scores: list[Scores]) -> None:
+    def _score_and_begin(
+        self, rows: Sequence[Row], beginnings: Mapping[int, PrefixTokens], scores: list[Scores]
+    ) -> None:
         """The scores of rows, each the only one of a new beginning, which is kept: one pass instead of two."""
         numbers = list(beginnings)
         pasts = [self._pinned_past(beginnings[i]) for i in numbers]
@@ -295,15 +296,15 @@ class Engine:
         for index, row_scores in zip(chosen, found, strict=True):
             scores[index] = row_scores
 
-    def _capture(self, body: FastBody, config: Config) -> None:
+    def _capture(self, body: FastBackend, config: Config) -> None:
         """Have the graphs made that this device and these limits call for; with `--fast-start` the common ones now."""
         torch.backends.cuda.enable_cudnn_sdp(False)  # wrong with masks that are not square, seen by others
         max_tokens, max_rows = config.max_batch_tokens, self._max_rows(config)
-        shapes = graph_shapes(CUDA_LADDER, max_tokens, max_rows, body.max_tokens)
-        backend, max_bytes = CudaBackend(self.device), config.graph_memory_mb << 20
-        body.use_graphs(backend, CUDA_LADDER, shapes, max_bytes)
-        self._limits = Limits(max_tokens, max_rows, CUDA_LADDER.widths, CUDA_LADDER.rows)
-        self._suffix_limits = Limits(max_tokens, max_rows, CUDA_LADDER.suffix_widths, CUDA_LADDER.rows)
+        shapes = graph_shapes(CUDA_BUCKETS, max_tokens, max_rows, body.max_tokens)
+        backend, max_bytes = CudaCapturer(self.device), config.graph_memory_mb << 20
+        body.use_graphs(backend, CUDA_BUCKETS, shapes, max_bytes)
+        self._limits = Limits(max_tokens, max_rows, CUDA_BUCKETS.widths, CUDA_BUCKETS.rows)
+        self._suffix_limits = Limits(max_tokens, max_rows, CUDA_BUCKETS.suffix_widths, CUDA_BUCKETS.rows)
         assert body.graphs is not None
         graphs, said = body.graphs, time.monotonic()
         while graphs.waiting and not (config.fast_start and not graphs.waiting[0].is_common):
@@ -350,28 +351,28 @@ def is_out_of_memory(err: Exception) -> bool:
 
 def load_body(
     checkpoint: Checkpoint, backend: str, device: torch.device, choice: tuning.Choice, readout: Readout
-) -> Body:
+) -> Backend:
     """`auto` takes our forward where it covers the configuration. Raises `StartupError`."""
     if backend != "transformers":
         try:
-            return FastBody(checkpoint.folder, device, choice.dtype, readout, pack=choice.packs)
+            return FastBackend(checkpoint.folder, device, choice.dtype, readout, pack=choice.packs)
         except qwen3_5.UnsupportedModel as err:
             if backend == "fast":
                 raise StartupError(f"--backend fast does not cover this checkpoint ({err}); use transformers") from None
             logger.info("backend: transformers, since the fast one does not cover this checkpoint: %s", err)
-    return LibraryBody(checkpoint.folder, device, choice.dtype, readout)
+    return TransformersBackend(checkpoint.folder, device, choice.dtype, readout)
 
 
 def load_tower(
-    checkpoint: Checkpoint, body: Body, config: Config, device: torch.device, dtype: torch.dtype
+    checkpoint: Checkpoint, body: Backend, config: Config, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tower | None, str]:
     """The vision tower, given to the body too, or why there is none. Raises `StartupError` for a broken one."""
     if not config.images:
         return None, "the server was started with --no-images"
-    if not isinstance(body, FastBody):
+    if not isinstance(body, FastBackend):
         return None, "--backend transformers reads text only"
-    ladder = PICTURE_LADDER if device.type == "cuda" and config.graph_memory_mb else Ladder()
-    max_pictures = 1 if config.batch_invariant else PICTURE_LADDER.rows[-1]
+    buckets = PICTURE_BUCKETS if device.type == "cuda" and config.graph_memory_mb else Buckets()
+    max_pictures = 1 if config.batch_invariant else PICTURE_BUCKETS.rows[-1]
     try:
         body.tower = Tower.load(
             checkpoint.folder,
@@ -379,7 +380,7 @@ def load_tower(
             dtype,
             max_pixels=config.max_pixels,
             cost=CostModel(launch_s=LAUNCH_PATCHES[device.type], token_s=1),
-            limits=Limits(MAX_PATCHES, max_pictures, ladder.widths, ladder.rows),
+            limits=Limits(MAX_PATCHES, max_pictures, buckets.widths, buckets.rows),
             cache_bytes=config.image_cache_mb << 20,
         )
     except qwen3_5.UnsupportedModel as err:

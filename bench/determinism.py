@@ -30,7 +30,7 @@ from serve import WORDS  # noqa: E402
 
 from onepass.config import Config  # noqa: E402
 from onepass.loading import Loaded, load  # noqa: E402
-from onepass.prompt.prompter import Row  # noqa: E402
+from onepass.rows import Row  # noqa: E402
 from onepass.wire import answer  # noqa: E402
 from onepass.wire.schema import parse_request  # noqa: E402
 

@@ -38,11 +38,13 @@ from onepass.errors import (
 from onepass.loading import Loaded, is_finite, load, read_pictures, warm_up
 from onepass.row_queue import Ticket
 from onepass.wire import answer
-from onepass.wire.schema import Request, encode_response, parse_request
+from onepass.wire.answer import encode_response
+from onepass.wire.request import Request
+from onepass.wire.schema import parse_request
 
 if TYPE_CHECKING:
     # imported by `load`: transformers takes seconds, and must find the Hub settings made
-    from onepass.prompt.prompter import Row
+    from onepass.rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -196,9 +198,9 @@ class Decider:
 
         `client`: the number of its key; those with several waiting requests take turns with the others."""
         started_at = time.monotonic()
-        if error := self.unready():
+        if error := self.why_not_ready():
             raise error
-        if error := self._batcher.find_overload(1, client):  # before the work of reading what will be refused
+        if error := self._batcher.why_refused(1, client):  # before the work of reading what will be refused
             raise error
         deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
@@ -278,7 +280,7 @@ class Decider:
     def model_name(self) -> str:
         return self._loaded.checkpoint.name if self._loaded else self.config.served_name
 
-    def unready(self) -> ApiError | None:
+    def why_not_ready(self) -> ApiError | None:
         """Why a request sent now would not be answered."""
         if self.dead.is_set():
             return WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
@@ -295,7 +297,7 @@ class Decider:
 
     def health(self) -> tuple[ApiError | None, dict[str, Any]]:
         """(why a request sent now would not be answered, the document of `/health`)"""
-        error = self.unready() or self._batcher.find_overload(1, None if self._has_several_clients else 0)
+        error = self.why_not_ready() or self._batcher.why_refused(1, None if self._has_several_clients else 0)
         status = {"status": error.error_type if error else "ready"}
         if error:
             status["reason"] = error.message

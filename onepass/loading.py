@@ -15,12 +15,13 @@ from onepass.checkpoint import Checkpoint, check_unchanged, find_checkpoint, set
 from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
 from onepass.wire import pictures
-from onepass.wire.schema import Question, Request
+from onepass.wire.request import Question, Request
 
 if TYPE_CHECKING:
     # imported by `load`: transformers takes seconds, and must find the Hub settings made
     from images import Picture, PictureReader
-    from onepass.prompt.prompter import Prompter, Row
+    from onepass.prompt.prompter import Prompter
+    from onepass.rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +119,8 @@ def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Re
         return request, []
     if loaded.reader is None:
         raise BadRequest(f"this server reads text only ({loaded.no_images_reason}): send no images and no assets")
-    sources = pictures.gather(request)
-    marked = pictures.place(request, sources)
+    sources = pictures.collect_pictures(request)
+    marked = pictures.mark_pictures(request, sources)
     return marked, loaded.reader.read([(source.field, source.data) for source in sources], deadline)
 
 

@@ -63,7 +63,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class QueuedRow:
     """A row of a ticket, taken into a batch."""
 
     ticket: Ticket
@@ -145,7 +145,7 @@ class RowQueue:
 
     def take_batch(
         self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
-    ) -> list[Entry]:
+    ) -> list[QueuedRow]:
         """The next batch: turns are taken while rows and padded tokens fit; those of giants beyond their first, up to
         `few_rows`.
 
@@ -153,7 +153,7 @@ class RowQueue:
         nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
         overtaken for ever.
         """
-        batch: list[Entry] = []
+        batch: list[QueuedRow] = []
         longest = 0
         members: set[int] = set()
         passed: set[int] = set()  # who let the others go first since the last row was taken
@@ -178,7 +178,7 @@ class RowQueue:
                 break
             members.add(id(ticket))
             passed.clear()
-            batch.append(Entry(ticket, ticket.next_row))
+            batch.append(QueuedRow(ticket, ticket.next_row))
             ticket.started_at = ticket.started_at or now
             ticket.next_row += 1
             if not ticket.num_waiting or not self._takes_all(ticket):

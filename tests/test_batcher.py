@@ -240,7 +240,7 @@ def test_a_request_is_admitted_whole_or_refused_whole() -> None:
         assert 1 <= caught.value.retry_after_s < 30
         assert batcher.describe()["queued_rows"] == 15
         batcher.submit(rows(*["y"] * 5), WAIT_S)
-        assert isinstance(batcher.find_overload(1), Overloaded)
+        assert isinstance(batcher.why_refused(1), Overloaded)
 
 
 def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less() -> None:
@@ -250,10 +250,10 @@ def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less
         batcher._seconds_per_token = 0.01  # 0.1 s a row
         assert model.started.acquire(timeout=WAIT_S)
         batcher.submit(rows(*"abc"), WAIT_S)
-        assert batcher.find_overload(500) is None  # all that waits is in the next batch
+        assert batcher.why_refused(500) is None  # all that waits is in the next batch
         batcher.submit(rows(*["giant"] * 500), WAIT_S)
-        assert batcher.find_overload(1) is None  # takes turns with the giant
-        assert batcher.find_overload(17) is None
+        assert batcher.why_refused(1) is None  # takes turns with the giant
+        assert batcher.why_refused(17) is None
         with pytest.raises(Overloaded, match=r"about 50\.3 s, at most 2 s is waited") as caught:
             batcher.submit(rows(*["x"] * 500), WAIT_S)
         assert caught.value.retry_after_s == 29
@@ -262,7 +262,7 @@ def test_who_would_wait_too_long_is_refused_at_once_and_small_requests_wait_less
         with pytest.raises(Overloaded, match=r"would take about 2\.1 s") as caught:
             batcher.submit(rows("y"), WAIT_S)
         assert caught.value.retry_after_s == 1
-        assert batcher.find_overload(1, "another client") is None  # takes turns with all of them together
+        assert batcher.why_refused(1, "another client") is None  # takes turns with all of them together
 
 
 @given(
@@ -302,8 +302,8 @@ def test_one_client_cannot_fill_the_queue() -> None:
         assert caught.value.retry_after_s
         assert 1 <= caught.value.retry_after_s < 30
         batcher.submit(rows(*"ij"), WAIT_S, "greedy")
-        assert batcher.find_overload(1, "greedy")
-        assert batcher.find_overload(1) is None  # the server is ready all the same
+        assert batcher.why_refused(1, "greedy")
+        assert batcher.why_refused(1) is None  # the server is ready all the same
         batcher.submit(rows(*"0123456789"), WAIT_S, "modest")
         with pytest.raises(Overloaded, match="the queue is full"):
             batcher.submit(rows("k"), WAIT_S, "third")

@@ -30,8 +30,9 @@ from onepass.errors import (
     WorkerDead,
 )
 from onepass.loading import Loaded
-from onepass.prompt.prompter import Prompter, Row
+from onepass.prompt.prompter import Prompter
 from onepass.prompt.template import DecisionFormat
+from onepass.rows import Row
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER
 
@@ -168,7 +169,7 @@ def test_it_says_why_it_is_not_ready() -> None:
 
     decider = Decider(Config(), load=load)
     decider.start()
-    assert isinstance(decider.unready(), Loading)
+    assert isinstance(decider.why_not_ready(), Loading)
     error, document = decider.health()
     assert isinstance(error, Loading)
     assert document == {"status": "loading", "reason": "the model is loading", "model": "model"}
@@ -176,9 +177,9 @@ def test_it_says_why_it_is_not_ready() -> None:
         decider.submit(body())
     gate.set()
     decider.wait_ready(WAIT_S)
-    assert decider.unready() is None
+    assert decider.why_not_ready() is None
     assert decider.drain(WAIT_S)
-    assert isinstance(decider.unready(), ShuttingDown)
+    assert isinstance(decider.why_not_ready(), ShuttingDown)
     with pytest.raises(ShuttingDown):
         decider.submit(body())
 
@@ -192,7 +193,7 @@ def test_a_load_that_fails_is_told_to_whoever_waits() -> None:
     with pytest.raises(StartupError, match="no such model"):
         decider.wait_ready(WAIT_S)
     assert decider.dead.is_set()
-    assert isinstance(decider.unready(), WorkerDead)
+    assert isinstance(decider.why_not_ready(), WorkerDead)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -307,7 +308,7 @@ def test_p16_it_starts_where_nothing_can_be_written_and_the_user_has_no_name() -
         "def read_only(file, mode='r', *args, **kwargs):\n"
         "    return refuse() if set(mode) & set('wax+') else plain_open(file, mode, *args, **kwargs)\n"
         "builtins.open = io.open = read_only\n"
-        "from config import Config; from decider import Decider\n"
+        "from onepass import Config, Decider\n"
         "decider = Decider(Config()); decider.start(); decider.wait_ready(); decider.drain(10)"
     )
     environment = {**os.environ, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -318,7 +319,7 @@ def test_p16_it_starts_where_nothing_can_be_written_and_the_user_has_no_name() -
 def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
     """In a process of its own, whose environment does not say so already."""
     code = (
-        "import json, sys; from config import Config; from decider import Decider\n"
+        "import json, sys; from onepass import Config, Decider\n"
         "decider = Decider(Config()); decider.start(); decider.wait_ready()\n"
         "import huggingface_hub.constants as hub; print(json.dumps([hub.HF_HUB_OFFLINE, decider.health()[1]['hub_offline']]))\n"
         "decider.drain(10)"

@@ -20,7 +20,7 @@ from onepass.checkpoint import open_checkpoint
 from onepass.config import Config
 from onepass.errors import OutOfMemory, StartupError
 from onepass.loading import Loaded, load, warm_up
-from onepass.prompt.prompter import Row
+from onepass.rows import Row
 from onepass.wire.schema import parse_request
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER, make_decision_checkpoint
@@ -431,7 +431,7 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
             "chunk_gated_delta_rule = fused_recurrent_gated_delta_rule = FusedRMSNormGated = broken\n"
         )
     code = (
-        "from config import Config; from loading import load, warm_up; import sys\n"
+        "from onepass.config import Config; from onepass.loading import load, warm_up; import sys\n"
         "loaded = load(Config(backend='transformers')); warm_up(loaded)\n"
         "print(loaded.engine.describe()['backend'], 'fla' in sys.modules)\n"
         "import fla; print(fla.broken.__name__)\n"

@@ -17,9 +17,9 @@ from wiring import is_boundary
 
 from model import POINTER_DIM, PointerModel, load_model
 from onepass.prompt.prompter import Prompter
-from onepass.prompt.prompter import Row as PromptRow
 from onepass.prompt.template import DecisionFormat
-from onepass.wire.schema import Question, Request
+from onepass.rows import Row as PromptRow
+from onepass.wire.request import Question, Request
 
 TOLERANCE = 5e-3  # of a score; a temperature is about 1
 MAX_TOKENS = 16384

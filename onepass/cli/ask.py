@@ -92,7 +92,7 @@ def make_body(state: Any, questions: Mapping[str, Any], image_paths: Sequence[st
     `StartupError` for a file."""
     images = [base64.b64encode(read_file(path, "--image")).decode() for path in image_paths]
     body = json.dumps({"state": state, "questions": questions, **({"images": images} if images else {})}).encode()
-    pictures.gather(parse_request(body))
+    pictures.collect_pictures(parse_request(body))
     return body
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from onepass.cli.files import Answers, Entry, Files, make_digest, read_lines, read_questions_file
+from onepass.cli.files import Answers, Files, Line, make_digest, read_lines, read_questions_file
 from onepass.decider import Decider, Pending
 from onepass.edge.framing import MAX_BODY_BYTES
 from onepass.errors import (
@@ -100,7 +100,7 @@ class Window:
         with self._changed:
             self._rows += num_rows
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, entry: Line) -> None:
         with self._changed:
             self._rows -= entry.pending.num_rows if entry.pending else 0
             self._bytes -= len(entry.line or b"")
@@ -136,14 +136,14 @@ class Reader:
     answers: Answers
     window: Window
     is_ordered: bool
-    entries: queue.SimpleQueue[Entry | None] = field(default_factory=queue.SimpleQueue)  # None: the reader has ended
+    entries: queue.SimpleQueue[Line | None] = field(default_factory=queue.SimpleQueue)  # None: the reader has ended
     num_read: int = 0
     failure: BaseException | None = None
 
     def run(self) -> None:
         try:
             for number, line in self.lines:
-                entry = Entry(number, line, make_digest(line or b"", self.seed))
+                entry = Line(number, line, make_digest(line or b"", self.seed))
                 if not self.answers.has(number, entry.digest):
                     self.window.enter(len(line or b""))
                     self.num_read += 1
@@ -154,7 +154,7 @@ class Reader:
             self.failure = err
         self.entries.put(None)
 
-    def _submit(self, entry: Entry) -> None:
+    def _submit(self, entry: Line) -> None:
         try:
             if entry.line is None:
                 raise RequestTooLarge(f"the line is longer than {MAX_BODY_BYTES} bytes")
@@ -239,7 +239,7 @@ def run(decider: Decider, files: Files, questions: bytes | None, *, is_ordered: 
     return report
 
 
-def take(reader: Reader) -> Iterator[Entry]:
+def take(reader: Reader) -> Iterator[Line]:
     """The entries, in order of lines or of completion, until all that the reader has read were given."""
     num_taken = 0
     has_ended = False
@@ -254,7 +254,7 @@ def take(reader: Reader) -> Iterator[Entry]:
             raise reader.failure
 
 
-def settle(decider: Decider, entry: Entry, report: Report) -> None:
+def settle(decider: Decider, entry: Line, report: Report) -> None:
     """Write the answer, or why there is none. Raises `WorkerDead` or `ShuttingDown`: no other line would get one."""
     error = entry.error
     if entry.pending is not None:

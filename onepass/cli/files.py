@@ -189,7 +189,7 @@ class Answers:
             )
         return bool(written)
 
-    def write(self, entry: Entry, body: bytes) -> None:
+    def write(self, entry: Line, body: bytes) -> None:
         """One line. Raises `OSError`."""
         write_all(self.file, entry.head() + b"," + body[1:] + b"\n")
         now = time.monotonic()
@@ -218,7 +218,7 @@ class BadLines:
         if self._file is not None and self._is_regular:
             self._file.truncate(0)
 
-    def write(self, entry: Entry, error: ApiError) -> None:
+    def write(self, entry: Line, error: ApiError) -> None:
         """Raises `OSError`."""
         self.count += 1
         if self.count <= MAX_SHOWN_ERRORS + 1:
@@ -247,7 +247,7 @@ def write_all(file: IO[bytes], content: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Entry:
+class Line:
     """A line on its way. Filled by the reader, then handed to the main thread."""
 
     number: int

@@ -21,7 +21,7 @@ from onepass.config import Config
 from onepass.decider import Decider
 from onepass.edge import framing
 from onepass.edge.access import Access
-from onepass.edge.listener import Count, Listener
+from onepass.edge.listener import InFlight, Listener
 from onepass.edge.metrics import NONE, OTHER, Metrics, Record
 from onepass.edge.stream import Disconnected, Stream
 from onepass.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, Overloaded, ShuttingDown
@@ -221,9 +221,9 @@ class HttpServer(Listener):
         self.access = Access(config)
         self.metrics = Metrics(self.read_facts)
         self.idle_timeout_s = config.idle_timeout_s
-        self.requests = Count()  # from a request's first byte to the end of its answer
+        self.requests = InFlight()  # from a request's first byte to the end of its answer
         self.streams: set[Stream] = set()  # of open connections
-        self._body_bytes = Count()  # request bodies in memory, as sent and decompressed
+        self._body_bytes = InFlight()  # request bodies in memory, as sent and decompressed
         self.is_stopping = False
         super().__init__(config, Handler)
 

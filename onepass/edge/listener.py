@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 REFUSED_KEPT = 64  # refused connections held open for a moment, so that their clients can read why
 
 
-class Count:
+class InFlight:
     """How many (or how much) is inside, and a wait for none. Any thread."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Listener(ThreadingHTTPServer):
     def __init__(self, config: Config, handler: type[BaseHTTPRequestHandler]) -> None:
         """Binds and listens. Raises StartupError."""
         self.config = config
-        self.connections = Count()
+        self.connections = InFlight()
         self.num_refused = 0  # connections; changed by the accepting thread only
         self._idle: OrderedDict[socket.socket, None] = OrderedDict()  # connections without a request, longest first
         self._idle_lock = threading.Lock()

@@ -55,7 +55,7 @@ def _wait(handler: Handler, pending: Pending) -> None:
 
 
 def _require_ready(handler: Handler) -> None:
-    error = handler.decider.unready()
+    error = handler.decider.why_not_ready()
     if error is not None:
         raise error
 

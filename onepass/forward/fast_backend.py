@@ -16,7 +16,7 @@ from tqdm import tqdm
 from onepass.checkpoint import weight_files
 from onepass.errors import StartupError
 from onepass.forward import qwen3_5
-from onepass.forward.graphs import Backend, Graph, Graphs, Outputs, Work, largest_first
+from onepass.forward.graphs import Capturer, Graph, Graphs, Outputs, Work, largest_first
 from onepass.forward.heads import Head, LabelHead, PointerHead
 from onepass.forward.inputs import (
     DEFAULT_MAX_TOKENS,
@@ -28,18 +28,17 @@ from onepass.forward.inputs import (
     make_inputs,
 )
 from onepass.forward.plan import first_fit
-from onepass.forward.prefix import Prefix, Room, stack
+from onepass.forward.prefix import Prefix, PrefixBuffers, stack
 from onepass.forward.tower import Tower
 from onepass.forward.weights import SafetensorsReader
-from onepass.prompt.prompter import Beginning, Row, Shown, shift
-from onepass.prompt.template import Readout
+from onepass.rows import PlacedPicture, PrefixTokens, Readout, Row, pictures_from
 
 GRAPH_TOLERANCE = 2e-2  # of the largest output; kernels may add up in another order under capture, in bfloat16
 PROBE_ID_STEP = 7  # token ids of the self-check, spread over the vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class Buckets:
     """The sizes that graphs exist for. A pass is padded to the first that fits. Empty: nothing is padded."""
 
     rows: tuple[int, ...] = ()
@@ -50,7 +49,7 @@ class Ladder:
     scores: int = 0  # scores of a row; a pass with more runs without a graph
 
 
-CUDA_LADDER = Ladder(
+CUDA_BUCKETS = Buckets(
     rows=(1, 2, 4, 8, 16, 32),
     widths=(64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
     suffix_widths=(32, 64, 128, 256),
@@ -60,13 +59,13 @@ CUDA_LADDER = Ladder(
 )
 # The same for the vision tower: pictures in a pass, and their patches. 256 are a picture of 256 x 256 pixels, 784 the
 # default of --max-pixels. Without graphs pictures of one size run together, unpadded.
-PICTURE_LADDER = Ladder(rows=(1, 2, 4, 8), widths=(256, 400, 576, 784, 1024, 1600, 2304, 4096))
+PICTURE_BUCKETS = Buckets(rows=(1, 2, 4, 8), widths=(256, 400, 576, 784, 1024, 1600, 2304, 4096))
 MAX_PATCHES = 8192  # of one pass of the tower
 COMMON_ROWS, COMMON_WIDTH, COMMON_PAST = 8, 512, 512  # what `--fast-start` waits for
 MAX_PAST_TOKENS = 1 << 16  # before the rows of one pass: keys and values are laid out for each of them
 
 
-Pictures = Sequence[tuple[Shown, ...]]  # of each row, counted from the first token that is computed
+Pictures = Sequence[tuple[PlacedPicture, ...]]  # of each row, counted from the first token that is computed
 
 
 class Shape(NamedTuple):
@@ -84,18 +83,18 @@ class Shape(NamedTuple):
         return self.rows <= COMMON_ROWS and self.width <= COMMON_WIDTH and self.past <= COMMON_PAST
 
 
-def graph_shapes(ladder: Ladder, max_tokens: int, max_rows: int, longest: int) -> list[Shape]:
+def graph_shapes(buckets: Buckets, max_tokens: int, max_rows: int, longest: int) -> list[Shape]:
     """Every shape that batches of at most so many tokens and rows are padded to. longest: tokens a row may have."""
-    widths = [width for width in ladder.widths if width <= longest]
-    heights = [rows for rows in ladder.rows if rows <= max_rows]
+    widths = [width for width in buckets.widths if width <= longest]
+    heights = [rows for rows in buckets.rows if rows <= max_rows]
     shapes = []
     for rows in heights:
         wide = [width for width in widths if rows == 1 or rows * width <= max_tokens]
         shapes += [Shape(kind, rows, width) for kind in ("whole", "begin") for width in wide]
         shapes += [
             Shape("continue", rows, width, past)
-            for width in ladder.suffix_widths
-            for past in ladder.pasts
+            for width in buckets.suffix_widths
+            for past in buckets.pasts
             if past <= longest
             and (rows == 1 or rows * width <= max_tokens)
             and (rows == 1 or rows * past <= MAX_PAST_TOKENS)
@@ -112,7 +111,7 @@ class Buffers:
     past: Prefix | None
 
 
-class FastBody:
+class FastBackend:
     """Worker thread only."""
 
     backend = "fast"
@@ -137,18 +136,20 @@ class FastBody:
         self._head: Head = LabelHead(self._weights.head)
         if readout == "pointer":
             self._head = PointerHead.load(folder, self.hidden_size, device)
-        self.ladder = Ladder()
+        self.buckets = Buckets()
         self.graphs: Graphs[Shape, Buffers] | None = None
         self.tower: Tower | None = None
 
-    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
+    def begin(self, beginnings: Sequence[PrefixTokens], past: Prefix | None = None) -> list[Prefix]:
         """What these tokens leave behind: a prefix of one row each. past, of one row of text, comes before them."""
         rows = [torch.frombuffer(bytearray(beginning.ids), dtype=torch.int32) for beginning in beginnings]
         pictures = [beginning.pictures for beginning in beginnings]
         lengths = [len(row) for row in rows]
         graph = None
         if self.graphs is not None and past is None and not any(pictures):
-            shape = Shape("begin", first_fit(self.ladder.rows, len(rows)), first_fit(self.ladder.widths, max(lengths)))
+            shape = Shape(
+                "begin", first_fit(self.buckets.rows, len(rows)), first_fit(self.buckets.widths, max(lengths))
+            )
             graph = self.graphs.find(shape)
         ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
         for place, row in zip(ids, rows, strict=True):
@@ -171,7 +172,7 @@ class FastBody:
 
         prefixes: what comes before each row, one row each; the row's first tokens are in it."""
         starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(rows)
-        pictures = [shift(row.pictures, start) for row, start in zip(rows, starts, strict=True)]
+        pictures = [pictures_from(row.pictures, start) for row, start in zip(rows, starts, strict=True)]
         graph = None if any(pictures) else self._graph_for(rows, starts)
         if graph is not None:
             inputs = make_inputs(rows, starts, graph.buffers.inputs.sizes)
@@ -191,7 +192,7 @@ class FastBody:
         one row of text, comes before them all."""
         start = 0 if past is None else past.num_tokens
         inputs = make_inputs(rows, [start] * len(rows)).map(lambda tensor: tensor.to(self._device))
-        tokens = self._tokens(inputs.ids, inputs.starts, [shift(row.pictures, start) for row in rows])
+        tokens = self._tokens(inputs.ids, inputs.starts, [pictures_from(row.pictures, start) for row in rows])
         lengths = [row.num_shared - start for row in rows]
         keep = lengths if len(rows) > 1 else lengths[0]
         hidden, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, read=inputs.reads, prefix=past, keep=keep)
@@ -203,14 +204,14 @@ class FastBody:
         if self.graphs is None:
             return None
         width = max(row.num_tokens - start for row, start in zip(rows, starts, strict=True))
-        num_rows, past = first_fit(self.ladder.rows, len(rows)), max(starts)
-        if max(map(count_reads, rows)) > self.ladder.reads or max(map(count_scores, rows)) > self.ladder.scores:
+        num_rows, past = first_fit(self.buckets.rows, len(rows)), max(starts)
+        if max(map(count_reads, rows)) > self.buckets.reads or max(map(count_scores, rows)) > self.buckets.scores:
             self.graphs.num_plain += 1
             return None
         if past:
-            past = first_fit(self.ladder.pasts, past)
-            return self.graphs.find(Shape("continue", num_rows, first_fit(self.ladder.suffix_widths, width), past))
-        return self.graphs.find(Shape("whole", num_rows, first_fit(self.ladder.widths, width)))
+            past = first_fit(self.buckets.pasts, past)
+            return self.graphs.find(Shape("continue", num_rows, first_fit(self.buckets.suffix_widths, width), past))
+        return self.graphs.find(Shape("whole", num_rows, first_fit(self.buckets.widths, width)))
 
     def _score(self, inputs: Inputs, past: Prefix | None, pictures: Pictures = ()) -> Tensor:
         tokens = self._tokens(inputs.ids, inputs.starts, pictures)
@@ -233,13 +234,13 @@ class FastBody:
             return {"embeds": embeds, "positions": positions}
         return {"input_ids": ids, "positions": starts.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)}
 
-    def use_graphs(self, backend: Backend, ladder: Ladder, shapes: Sequence[Shape], max_bytes: int) -> None:
+    def use_graphs(self, backend: Capturer, buckets: Buckets, shapes: Sequence[Shape], max_bytes: int) -> None:
         """Have passes of these shapes captured, the common ones first; `graphs.capture_next` captures one."""
-        self.ladder = ladder
+        self.buckets = buckets
         one = torch.ones(1, 1, dtype=torch.long, device=self._device)
         self.graphs = Graphs(backend, self._work, GRAPH_TOLERANCE, max_bytes)
         pasts = [(shape.rows, shape.past) for shape in shapes if shape.past]
-        self._room = Room(self._begin(one, one[0], None), pasts)
+        self._room = PrefixBuffers(self._begin(one, one[0], None), pasts)
         common = [shape for shape in shapes if shape.is_common]
         rest = [shape for shape in shapes if not shape.is_common]
         self.graphs.waiting = [
@@ -249,13 +250,15 @@ class FastBody:
     def _work(self, shape: Shape) -> Work[Buffers]:
         """A shape's pass over buffers of its own, filled with something to check it on. Those of past rows are the
         largest and shared by all shapes."""
-        sizes: Sizes = (shape.rows, shape.width, self.ladder.reads, self.ladder.scores)
+        sizes: Sizes = (shape.rows, shape.width, self.buckets.reads, self.buckets.scores)
         inputs = empty_inputs(sizes).map(lambda tensor: tensor.to(self._device))
         count = torch.arange(shape.rows * shape.width, device=self._device)
         inputs.ids.copy_((count * PROBE_ID_STEP % self._spec.vocab_size).view(shape.rows, shape.width))
-        inputs.reads.copy_((torch.arange(self.ladder.reads, device=self._device) % shape.width).expand_as(inputs.reads))
+        inputs.reads.copy_(
+            (torch.arange(self.buckets.reads, device=self._device) % shape.width).expand_as(inputs.reads)
+        )
         inputs.score_reads.copy_(
-            torch.arange(self.ladder.scores, device=self._device).expand_as(inputs.score_reads) % self.ladder.reads
+            torch.arange(self.buckets.scores, device=self._device).expand_as(inputs.score_reads) % self.buckets.reads
         )
         inputs.starts.fill_(shape.past)
         lengths = torch.full((shape.rows,), shape.width, device=self._device)

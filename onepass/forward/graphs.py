@@ -32,7 +32,7 @@ class Recording(Protocol):
         ...
 
 
-class Backend(Protocol):
+class Capturer(Protocol):
     """Who captures: CUDA, or a stand-in that shows what would go wrong there."""
 
     def capture(self, run: Run) -> Recording:
@@ -52,7 +52,7 @@ class CudaRecording:
         self._graph.replay()
 
 
-class CudaBackend:
+class CudaCapturer:
     """All graphs share one pool, which is safe because they are replayed one after the other."""
 
     def __init__(self, device: torch.device) -> None:
@@ -103,7 +103,7 @@ class Graph(Generic[Buffers]):
 class Graphs(Generic[Shape, Buffers]):
     """The shapes that are captured, those that are to be, and what became of the others."""
 
-    backend: Backend
+    backend: Capturer
     make: Callable[[Shape], Work[Buffers]]  # with buffers that hold something the pass can compute on
     tolerance: float  # of a graph's outputs from the same pass run plainly, over the largest of them
     max_bytes: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from onepass.prompt.prompter import Row
+from onepass.rows import Row
 
 DEFAULT_MAX_TOKENS = 4096  # of a row, for a configuration that names no limit
 

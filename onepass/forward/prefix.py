@@ -89,7 +89,7 @@ class Prefix:
         return list(map(resize, self.layers))
 
 
-class Room:
+class PrefixBuffers:
     """Buffers for prefixes of several sizes, one at a time: each size is a view of the same memory."""
 
     def __init__(self, sample: Prefix, sizes: Sequence[tuple[int, int]]) -> None:
@@ -116,6 +116,6 @@ class Room:
 def stack(prefixes: Sequence[Prefix]) -> Prefix:
     """Prefixes of one row each as rows of one, right-padded to the longest."""
     size = len(prefixes), max(prefix.num_tokens for prefix in prefixes)
-    stacked = Room(prefixes[0], [size]).view(*size)
+    stacked = PrefixBuffers(prefixes[0], [size]).view(*size)
     stacked.write(prefixes)
     return stacked

@@ -20,11 +20,11 @@ from torch import Tensor
 from images import Picture, Settings
 from onepass.checkpoint import weight_files
 from onepass.forward import qwen3_5_vision
-from onepass.forward.graphs import Backend, Graphs, Work, largest_first
+from onepass.forward.graphs import Capturer, Graphs, Work, largest_first
 from onepass.forward.plan import CostModel, Limits, plan_batches
 from onepass.forward.qwen3_5 import BadWeights, UnsupportedModel
 from onepass.forward.weights import SafetensorsReader
-from onepass.prompt.prompter import PictureTokens, Shown
+from onepass.rows import PictureTokens, PlacedPicture
 from onepass.state_cache import StateCache
 
 MAX_KEPT_GRIDS = 64  # sizes of pictures; of 784 patches and width 1152 one takes 4 MB
@@ -111,7 +111,7 @@ class Tower:
         }
 
     def inputs(
-        self, ids: Tensor, starts: Tensor, pictures: Sequence[tuple[Shown, ...]], table: Tensor
+        self, ids: Tensor, starts: Tensor, pictures: Sequence[tuple[PlacedPicture, ...]], table: Tensor
     ) -> tuple[Tensor, Tensor]:
         """What the text body is given for rows that show pictures: embeddings (B, T, hidden) and positions (3, B, T).
 
@@ -185,7 +185,7 @@ class Tower:
             lengths=torch.full(shape[:1], shape[1], device=device),
         )
 
-    def use_graphs(self, backend: Backend, tolerance: float, max_bytes: int) -> None:
+    def use_graphs(self, backend: Capturer, tolerance: float, max_bytes: int) -> None:
         """Have a pass captured for each of the buckets; `graphs.capture_next` captures one."""
         limits = self._limits
         shapes = [(rows, width) for rows in limits.heights for width in limits.widths if limits.allow(rows, width)]
@@ -199,7 +199,7 @@ class Tower:
         return Work(buffers, lambda: (self._forward(buffers),))
 
 
-def rope_positions(num_tokens: int, pictures: Iterable[Shown]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def rope_positions(num_tokens: int, pictures: Iterable[PlacedPicture]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """(3, num_tokens): time, height and width of each token, as M-RoPE counts them.
 
     Text goes on by one in all three. A picture stands still in time, counts its own rows and columns, and what follows

@@ -16,8 +16,7 @@ from onepass.errors import StartupError
 from onepass.forward.heads import Head, LabelHead, PointerHead
 from onepass.forward.inputs import DEFAULT_MAX_TOKENS, Inputs, make_inputs
 from onepass.forward.prefix import Prefix
-from onepass.prompt.prompter import Beginning, Row
-from onepass.prompt.template import Readout
+from onepass.rows import PrefixTokens, Readout, Row
 
 # These rescale the rotary frequencies by the batch's longest row: a row's answer would depend on the others.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -25,7 +24,7 @@ GPU_PACKAGES = ("fla", "causal_conv1d")
 HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
 
 
-class LibraryBody:
+class TransformersBackend:
     """Worker thread only."""
 
     backend = "transformers"
@@ -53,7 +52,7 @@ class LibraryBody:
         if readout == "pointer":
             self._head = PointerHead.load(folder, self.hidden_size, device)
 
-    def begin(self, beginnings: Sequence[Beginning], past: Prefix | None = None) -> list[Prefix]:
+    def begin(self, beginnings: Sequence[PrefixTokens], past: Prefix | None = None) -> list[Prefix]:
         raise NotImplementedError
 
     def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]:

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from onepass.config import Config
 from onepass.forward import kernels
-from onepass.prompt.prompter import Read, Row
-from onepass.prompt.template import Readout
+from onepass.rows import Read, Readout, Row
 
 ROUNDS = 5
 PROBE_TOKENS, FEW_TOKENS, MANY_TOKENS = 128, 16, 512

@@ -5,111 +5,22 @@ from __future__ import annotations
 import json
 import string
 from array import array
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import product, takewhile
 from typing import TYPE_CHECKING, Any
 
 from onepass.errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
 from onepass.prompt.template import DecisionFormat, Writer
-from onepass.prompt.tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, picture_mark, strip_fences
-from onepass.wire.schema import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, Question, Request
+from onepass.prompt.tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, strip_fences
+from onepass.rows import PictureTokens, PlacedPicture, Read, Row
+from onepass.wire.request import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, Question, Request, picture_mark
 
 if TYPE_CHECKING:
     from images import Picture  # a server of text only never loads it
 
-ID_BYTES = 4  # of a token id, int32
 LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
 VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # what these have in common is the template's
 MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Where one question's answer is read in a row."""
-
-    positions: tuple[int, ...]  # labels: the one position; pointer: one an option, then the question's end
-    label_ids: tuple[int, ...]  # labels: the options' tokens, in template order; pointer: none
-
-
-@dataclass(frozen=True, slots=True)
-class PictureTokens:
-    """How a checkpoint shows a picture: `start`, then one `pad` for each of its embeddings, then `end`."""
-
-    start: int
-    pad: int
-    end: int
-
-    def ids(self, picture: Picture) -> array[int]:
-        return array("i", [self.start, *[self.pad] * picture.num_tokens, self.end])
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A picture in a row."""
-
-    start: int  # where its embeddings begin
-    picture: Picture
-
-
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """The first tokens of rows, and what is to be seen in their pictures."""
-
-    ids: bytes  # int32
-    pictures: tuple[Shown, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids) // ID_BYTES
-
-    @property
-    def key(self) -> bytes:
-        """Beginnings with the same key leave the same behind."""
-        return b"".join((self.ids, *(shown.picture.digest for shown in self.pictures)))
-
-    def after(self, num_tokens: int) -> Beginning:
-        """Without its first tokens, among which is no picture."""
-        return Beginning(self.ids[num_tokens * ID_BYTES :], shift(self.pictures, num_tokens))
-
-
-def shift(pictures: Iterable[Shown], start: int) -> tuple[Shown, ...]:
-    """Those from token `start` on, counted from there."""
-    return tuple(Shown(shown.start - start, shown.picture) for shown in pictures if shown.start >= start)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One prompt as the model sees it."""
-
-    input_ids: array[int]
-    reads: tuple[Read, ...]  # one a question, in the order of the request
-    num_shared: int = 0  # leading tokens that other questions about the same state have too
-    pictures: tuple[Shown, ...] = ()  # in order; none stands across the end of the shared tokens
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def num_image_tokens(self) -> int:
-        return sum(shown.picture.num_tokens for shown in self.pictures)
-
-    @property
-    def key(self) -> Hashable:
-        """Rows with the same key have the same scores."""
-        seen = tuple((shown.start, shown.picture.digest) for shown in self.pictures)
-        return self.input_ids.tobytes(), self.reads, seen
-
-    def beginning(self) -> Beginning:
-        """Its `num_shared` first tokens."""
-        pictures = tuple(shown for shown in self.pictures if shown.start < self.num_shared)
-        return Beginning(self.input_ids[: self.num_shared].tobytes(), pictures)
-
-    def position(self, place: int) -> int:
-        """Where M-RoPE has the token at `place`, which is not inside a picture: a picture takes up its longer side."""
-        before = (shown.picture for shown in self.pictures if shown.start < place)
-        return place - sum(picture.num_tokens - picture.span for picture in before)
 
 
 class Prompter:
@@ -200,7 +111,7 @@ class Prompter:
         if len(input_ids) > limit:
             raise TooManyTokens(f"the prompt has {len(input_ids)} tokens; the limit is {limit}")
         reads = self._reads(questions, marks or [len(input_ids)])
-        places = tuple(Shown(start + 1, pictures[index]) for start, index in shown)
+        places = tuple(PlacedPicture(start + 1, pictures[index]) for start, index in shown)
         return Row(input_ids, reads, min(num_shared, reads[0].positions[0]), places)
 
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:

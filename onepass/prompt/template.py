@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 from huggingface_hub.errors import StrictDataclassError
@@ -22,7 +22,8 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, _get
 
 from onepass.errors import BadRequest, StartupError
 from onepass.prompt.tokens import PROBE
-from onepass.wire.schema import Question, Text
+from onepass.rows import Readout
+from onepass.wire.request import Question, Text
 
 TEMPLATE_FILES = {
     "decision_template_per_question.jinja": "per_question",
@@ -32,8 +33,6 @@ MAIN_TEMPLATE = "decision_template.jinja"
 # Some chat templates print today's date. The same request must get the same answer tomorrow.
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 MAX_KEPT_QUESTIONS, MAX_KEPT_CHARS = 1024, 8192  # 8 MB at the most, 32 of wide characters
-
-Readout = Literal["labels", "pointer"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,13 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from onepass.errors import BadRequest, StartupError
+from onepass.wire.request import FIRST_PICTURE, MAX_PICTURES, picture_mark
 
 MARK, SPLIT = "<|mark|>", "<|split|>"  # the library's sentinels: "read here", and "tokenise apart"
 FENCE_OPEN, FENCE_CLOSE = "\ud800", "\ud801"
 PROBE = "\ud802"  # stands for any client text while a template is checked
-FIRST_PICTURE, MAX_PICTURES = 0xD810, 16  # marks of pictures, lone surrogates too: no client can send one
 MAX_KEPT_TEXTS, MAX_KEPT_CHARS = 8192, 256  # 40 MB at the most
 _FENCE = re.compile(f"[{FENCE_OPEN}{FENCE_CLOSE}]")
-
-
-def picture_mark(index: int) -> str:
-    """Stands in a text where picture `index` of the request is shown."""
-    return chr(FIRST_PICTURE + index)
 
 
 def strip_fences(rendered: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onepass.wire.schema import Question
+from onepass.wire.request import Question
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[float]:
@@ -59,3 +62,14 @@ def score_confidence(by_level: Sequence[float]) -> float:
     mode = max(range(count), key=by_level.__getitem__)
     spread = sum(abs(level - (count - 1) / 2) for level in range(count)) / count
     return max(0.0, 1 - math.fsum(p * abs(level - mode) for level, p in enumerate(by_level)) / spread)
+
+
+def encode_response(
+    *, model: str, answers: Mapping[str, Any], input_tokens: int, latency_ms: float, image_tokens: int | None = None
+) -> bytes:
+    """The body of a 200, full floats; a number that is not JSON raises `ValueError`, so none is ever sent."""
+    usage = {"input_tokens": input_tokens, "output_tokens": 0}
+    if image_tokens is not None:
+        usage["image_tokens"] = image_tokens
+    document = {"model": model, "answers": answers, "usage": usage, "x_latency_ms": round(latency_ms, 3)}
+    return _ENCODER.encode(document).encode("utf-8")

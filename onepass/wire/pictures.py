@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from onepass.errors import BadRequest
-from onepass.prompt.tokens import MAX_PICTURES, picture_mark
 from onepass.wire.body import RepeatedKeys
-from onepass.wire.schema import Request
+from onepass.wire.request import MAX_PICTURES, Request, picture_mark
 
 MAX_NAME_CHARS = 256  # of a picture's own name: each is searched for in every text
 MAX_NAME_SHOWN = 40
@@ -33,7 +32,7 @@ class Source:
     is_asset: bool  # must be shown somewhere; else a picture that nothing names goes after the state
 
 
-def gather(request: Request) -> list[Source]:
+def collect_pictures(request: Request) -> list[Source]:
     """The request's pictures, decoded from base64. Raises `BadRequest`, which names the one at fault."""
     num_pictures = len(request.images or ()) + len(request.assets or ())
     if num_pictures > MAX_PICTURES:
@@ -112,7 +111,7 @@ def _shown(name: str) -> str:
     return repr(name if len(name) <= MAX_NAME_SHOWN else name[:MAX_NAME_SHOWN] + "…")
 
 
-def place(request: Request, sources: list[Source]) -> Request:
+def mark_pictures(request: Request, sources: list[Source]) -> Request:
     """The request with a mark wherever a text names a picture, and the marks of those that nothing names in `tail`.
 
     Longest placeholder first; only strings are searched, not the keys of objects. Raises `BadRequest` for an asset that

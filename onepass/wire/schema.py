@@ -5,9 +5,7 @@ One `parse_request` turns a body into a `Request`; every error names the field a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -25,15 +23,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from onepass.errors import InvalidRequest
-from onepass.prompt.tokens import MAX_PICTURES
 from onepass.wire.body import RepeatedKeys, read_json, read_multipart
+from onepass.wire.request import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, MAX_PICTURES, MAX_QUESTIONS, Question, Request
 
-MAX_QUESTIONS = 512
-MAX_OPTIONS = 255
-MAX_LEVELS = 10
-MAX_NAME_SHOWN = 40  # characters of a client's own name repeated in an error
-
-Text = str | dict[str, Any] | list[Any]
 NOUL_ALIASES = {"true": "true", "yes": "true", "false": "false", "no": "false"}
 TEXT_ALLOWED = "a string, an object or an array"
 OPTIONS_ALLOWED = f"an object of 1 to {MAX_OPTIONS} labels, each with a description (string, object or array) or null"
@@ -244,7 +236,6 @@ class Body(_Model):
 
 
 _BODY = TypeAdapter(Body)
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _ALLOWED = {  # what pydantic's own errors do not say
     ("state",): TEXT_ALLOWED,
     ("questions",): QUESTIONS_ALLOWED,
@@ -253,33 +244,6 @@ _ALLOWED = {  # what pydantic's own errors do not say
     ("choice", "criteria"): OPTIONS_ALLOWED,
     ("score", "criteria"): LEVELS_ALLOWED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question in the form every later step reads: named options, each with its description."""
-
-    id: str
-    type: Literal["noul", "choice", "score"]
-    instructions: Text | None
-    options: tuple[str, ...]  # labels; "0".. for a score; "true", "false" for a noul
-    descriptions: tuple[Text | None, ...]  # one an option
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    state: Text
-    questions: tuple[Question, ...]
-    model: str | None = None
-    encoding: str | None = None
-    images: Mapping[str, Any] | list[Any] | None = None
-    assets: Mapping[str, Any] | None = None
-    parts: Mapping[str, bytes] = field(default_factory=dict)
-    tail: str = ""  # marks of pictures that no text names: they are shown after the state
-
-    @property
-    def has_images(self) -> bool:
-        return bool(self.images or self.assets or self.parts)
 
 
 def parse_request(body: bytes, content_type: str = "application/json") -> Request:
@@ -334,14 +298,3 @@ def _question(id_: str, question: Noul | Choice | Score) -> Question:
         return Question(id_, "choice", question.instructions, tuple(options), tuple(options.values()))
     levels = tuple(question.criteria)
     return Question(id_, "score", question.instructions, tuple(map(str, range(len(levels)))), levels)
-
-
-def encode_response(
-    *, model: str, answers: Mapping[str, Any], input_tokens: int, latency_ms: float, image_tokens: int | None = None
-) -> bytes:
-    """The body of a 200, full floats; a number that is not JSON raises `ValueError`, so none is ever sent."""
-    usage = {"input_tokens": input_tokens, "output_tokens": 0}
-    if image_tokens is not None:
-        usage["image_tokens"] = image_tokens
-    document = {"model": model, "answers": answers, "usage": usage, "x_latency_ms": round(latency_ms, 3)}
-    return _ENCODER.encode(document).encode("utf-8")

@@ -441,7 +441,7 @@ def test_an_interruption_leaves_whole_lines_and_the_next_run_does_the_rest(
     source.write_text("".join(map(line, range(1, 301))))
     write = tool_files.Answers.write
 
-    def interrupt_at_100(answers: tool_files.Answers, entry: tool_files.Entry, body: bytes) -> None:
+    def interrupt_at_100(answers: tool_files.Answers, entry: tool_files.Line, body: bytes) -> None:
         write(answers, entry, body)
         if entry.number == 100:
             os.kill(os.getpid(), signal.SIGINT)

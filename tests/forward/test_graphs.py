@@ -12,27 +12,27 @@ import pytest
 import torch
 
 from onepass.config import Config
-from onepass.forward.fast_backend import FastBody, Ladder, Shape, graph_shapes
+from onepass.forward.fast_backend import Buckets, FastBackend, Shape, graph_shapes
 from onepass.forward.graphs import Graphs, Work, largest_first
 from onepass.forward.heads import LabelHead, PointerHead
 from onepass.forward.plan import Limits
 from onepass.loading import Loaded, load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
-from tests.support.fake_graphs import CaptureMode, FakeBackend
+from tests.support.fake_graphs import CaptureMode, FakeCapturer
 from tests.test_engine import about, largest_difference, rows_of
 
-LADDER = Ladder(
+LADDER = Buckets(
     rows=(1, 2, 4), widths=(32, 64, 128), suffix_widths=(16, 64), pasts=(64, 256), reads=16, scores=16
 )  # small: a capture here is three passes
 TOLERANCE = 5e-5  # as between batches, see test_engine.py
 
 
-def engine_with_graphs(backend: FakeBackend, max_bytes: int = 1 << 30, **settings: Any) -> Loaded:
+def engine_with_graphs(backend: FakeCapturer, max_bytes: int = 1 << 30, **settings: Any) -> Loaded:
     """The starter, whose passes of `LADDER`'s shapes are captured when `idle` is called."""
     loaded = load(Config(backend="fast", **settings))
     engine: Any = loaded.engine
-    body: FastBody = engine._body
+    body: FastBackend = engine._body
     shapes = graph_shapes(LADDER, 256, 4, body.max_tokens)
     body.use_graphs(backend, LADDER, shapes, max_bytes)
     engine._limits = Limits(256, 4, LADDER.widths, LADDER.rows)
@@ -50,7 +50,7 @@ def capture_all(loaded: Loaded) -> Graphs[Shape, Any]:
 
 @pytest.fixture(scope="module")
 def captured() -> Loaded:
-    loaded = engine_with_graphs(FakeBackend())
+    loaded = engine_with_graphs(FakeCapturer())
     graphs = capture_all(loaded)
     assert not graphs.failed
     return loaded
@@ -112,7 +112,7 @@ def test_a_shape_without_a_graph_runs_plainly_and_is_counted(captured: Loaded, p
     "error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("any other")]
 )
 def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: Exception, plain: Loaded) -> None:
-    loaded = engine_with_graphs(FakeBackend(fail_on=lambda number: error if number % 3 == 0 else None))
+    loaded = engine_with_graphs(FakeCapturer(fail_on=lambda number: error if number % 3 == 0 else None))
     graphs = capture_all(loaded)
     assert graphs.failed
     assert graphs.ready
@@ -122,14 +122,14 @@ def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: 
 
 def test_without_memory_for_more_the_rest_is_not_tried(plain: Loaded) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory")
-    backend = FakeBackend(fail_on=lambda number: error if number == 4 else None)
+    backend = FakeCapturer(fail_on=lambda number: error if number == 4 else None)
     graphs = capture_all(engine_with_graphs(backend))
     assert len(graphs.ready) == 4
     assert backend.num_captures == 5
 
 
 def test_graphs_stay_within_their_memory() -> None:
-    backend = FakeBackend(bytes_each=100)
+    backend = FakeCapturer(bytes_each=100)
     graphs = capture_all(engine_with_graphs(backend, max_bytes=450))
     assert len(graphs.ready) == 5  # the fifth passes the limit, and is the last
     assert graphs.num_bytes == 500
@@ -141,7 +141,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
     buffer = torch.zeros(3)
     calls = iter(range(100))
     graphs: Graphs[str, Any] = Graphs(
-        FakeBackend(), lambda _: Work(buffer, lambda: (buffer + next(calls),)), 1e-3, 1 << 30, ["shape"]
+        FakeCapturer(), lambda _: Work(buffer, lambda: (buffer + next(calls),)), 1e-3, 1 << 30, ["shape"]
     )
     assert not graphs.capture_next()
     assert not graphs.ready
@@ -151,7 +151,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_graph_that_gives_no_numbers_is_not_used(value: float) -> None:
     graphs: Graphs[str, Any] = Graphs(
-        FakeBackend(), lambda _: Work(None, lambda: (torch.full((3,), value),)), 1e-3, 1 << 30, ["shape"]
+        FakeCapturer(), lambda _: Work(None, lambda: (torch.full((3,), value),)), 1e-3, 1 << 30, ["shape"]
     )
     graphs.capture_next()
     assert not graphs.ready
@@ -160,7 +160,7 @@ def test_a_graph_that_gives_no_numbers_is_not_used(value: float) -> None:
 def test_an_output_kept_past_the_next_replay_is_poison() -> None:
     """The stand-in does what it is for."""
     graphs: Graphs[str, Any] = Graphs(
-        FakeBackend(),
+        FakeCapturer(),
         lambda shape: Work(None, lambda: (torch.full((2,), float(len(shape))),)),
         1e-3,
         1 << 30,
@@ -176,8 +176,8 @@ def test_an_output_kept_past_the_next_replay_is_poison() -> None:
 
 def test_the_common_shapes_come_first_and_then_the_largest() -> None:
     body: Any = load(Config(backend="fast")).engine
-    shapes = graph_shapes(Ladder((1, 16), (64, 1024), (32,), (256,), 8, 8), 1 << 20, 32, 4096)
-    body._body.use_graphs(FakeBackend(), Ladder(), shapes, 1)
+    shapes = graph_shapes(Buckets((1, 16), (64, 1024), (32,), (256,), 8, 8), 1 << 20, 32, 4096)
+    body._body.use_graphs(FakeCapturer(), Buckets(), shapes, 1)
     waiting = body._body.graphs.waiting
     assert [shape.is_common for shape in waiting] == sorted((shape.is_common for shape in waiting), reverse=True)
     for part in (True, False):
@@ -237,7 +237,7 @@ def test_a_slow_capture_delays_no_request_by_more_than_itself() -> None:
     """`--fast-start`: the rest is captured one by one while nothing waits, and a request goes first."""
     from onepass.decider import Decider
 
-    backend = FakeBackend(seconds_each=0.05)
+    backend = FakeCapturer(seconds_each=0.05)
     decider = Decider(Config(model=str(STARTER)), load=lambda _: engine_with_graphs(backend))
     decider.start()
     decider.wait_ready(60)

@@ -35,11 +35,11 @@ from onepass.forward.plan import CostModel, Limits
 from onepass.forward.qwen3_5 import BadWeights, UnsupportedModel
 from onepass.forward.tower import Tower, rope_positions
 from onepass.loading import Loaded, load, read_pictures
-from onepass.prompt.prompter import PictureTokens, Row, Shown
+from onepass.rows import PictureTokens, PlacedPicture, Row
 from onepass.wire.schema import parse_request
 from tests.forward.test_qwen3_5 import no_sync
 from tests.support.checkpoints import PREPROCESSOR, TINY_VISION, make_vision_checkpoint, scale_up
-from tests.support.fake_graphs import FakeBackend
+from tests.support.fake_graphs import FakeCapturer
 
 TOLERANCE = 2e-5  # of the largest value
 DIFFERS = 0.01
@@ -253,7 +253,7 @@ def test_every_bucket_is_captured_and_replayed() -> None:
     """The stand-in fails on what a capture forbids, and poisons the outputs of a graph when another is replayed."""
     pair = Pair()
     eyes = tower(pair, max_tokens=200, widths=(16, 40, 96), heights=(1, 2, 4))
-    backend = FakeBackend()
+    backend = FakeCapturer()
     eyes.use_graphs(backend, tolerance=1e-4, max_bytes=1 << 30)
     assert eyes.graphs is not None
     while eyes.graphs.capture_next():
@@ -308,7 +308,7 @@ def test_positions_are_those_of_the_librarys_get_rope_index(parts: list[int | tu
             kinds += [0] * part
             continue
         rows, columns = part
-        shown.append(Shown(len(kinds), picture(2 * rows, 2 * columns)))
+        shown.append(PlacedPicture(len(kinds), picture(2 * rows, 2 * columns)))
         kinds += [1] * (rows * columns) + [0]  # two pictures never touch: between them stand their end and start
         grids.append([1, 2 * rows, 2 * columns])
     ids = torch.zeros(1, len(kinds), dtype=torch.long)

@@ -219,7 +219,7 @@ def test_the_tools_page_runs_as_it_stands(
     """Its files are written, its commands run one after the other, and each does what is said."""
     page = ROOT / "docs" / "command-line.md"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tool_bench.CALLERS", (1,))
+    monkeypatch.setattr("onepass.cli.bench.CALLERS", (1,))
     monkeypatch.setenv("ONEPASS_PORT", "0")  # another server may be on the default one
     tool = Tool(decider, capfdbinary)
     for language in ("json", "jsonl", "text"):

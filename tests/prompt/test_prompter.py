@@ -16,7 +16,8 @@ from onepass.errors import BadRequest, InvalidRequest, StartupError, TooManyToke
 from onepass.prompt.prompter import Prompter
 from onepass.prompt.template import DecisionFormat
 from onepass.prompt.tokens import MARK, SPLIT, ControlTokens, Memo
-from onepass.wire.schema import Request, parse_request
+from onepass.wire.request import Request
+from onepass.wire.schema import parse_request
 from tests.support.checkpoints import CHAT_TEMPLATE, CONTROL_TOKENS, PLAIN_ADDED_TOKENS, STARTER, make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -68,7 +68,7 @@ def make_tokenizer(num_pairs: int = 676, more_control: tuple[str, ...] = ()) -> 
     control = (*CONTROL_TOKENS, *more_control)
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in control])
     tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in PLAIN_ADDED_TOKENS])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")  # type: ignore[no-untyped-call]
 
 
 def tiny_shape(vocab_size: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def tiny_shape(vocab_size: int) -> dict[str, Any]:
 
 def make_model(folder: Path, tokenizer: Any, **changes: Any) -> None:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**(tiny_shape(len(tokenizer)) | changes)))
+    model = AutoModelForCausalLM.from_config(Qwen3_5TextConfig(**(tiny_shape(len(tokenizer)) | changes)))  # type: ignore[no-untyped-call]
     scale_up(model)
     model.save_pretrained(folder)
 
@@ -175,7 +175,7 @@ def make_vision_model(vocab: dict[str, int], text: dict[str, Any], **vision: Any
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
-    model = Qwen3_5ForConditionalGeneration(config).eval()
+    model = Qwen3_5ForConditionalGeneration(config).eval()  # type: ignore[no-untyped-call]
     scale_up(model)
     return model
 

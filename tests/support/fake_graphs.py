@@ -53,7 +53,7 @@ def poison(output: Tensor) -> None:
 
 
 @dataclass
-class FakeBackend:
+class FakeCapturer:
     """`fail_on` may raise for the n-th capture; each takes `bytes_each` of memory and `seconds_each`."""
 
     bytes_each: int = 1000

@@ -97,7 +97,7 @@ class FakeDecider:
         self.failure = failure
         self.dead.set()
 
-    def unready(self) -> ApiError | None:
+    def why_not_ready(self) -> ApiError | None:
         if self.dead.is_set():
             return WorkerDead("the worker is dead", retry_after_s=5)
         if self._is_draining:
@@ -105,7 +105,7 @@ class FakeDecider:
         return None if self.ready.is_set() else Loading("the model is loading", retry_after_s=3)
 
     def submit(self, body: bytes, content_type: str, client: int) -> FakePending:
-        error = self.unready()
+        error = self.why_not_ready()
         if error is not None:
             raise error
         try:
@@ -134,7 +134,7 @@ class FakeDecider:
         return FakeAnswered(pending.future.result())
 
     def health(self) -> tuple[ApiError | None, dict[str, object]]:
-        error = self.unready()
+        error = self.why_not_ready()
         status = error.error_type if error else "ok"
         return error, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
 

@@ -11,7 +11,7 @@ from onepass.config import Config
 from onepass.decider import Decider
 from onepass.edge.handler import HttpServer
 from onepass.edge.routes import ROUTES
-from onepass.prompt.prompter import Row
+from onepass.rows import Row
 from tests.test_decider import WAIT_S, FakeEngine, loaded
 
 

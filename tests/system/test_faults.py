@@ -25,7 +25,7 @@ import pytest
 
 from onepass.edge.handler import HttpServer
 from onepass.errors import OutOfMemory
-from onepass.prompt.prompter import Row
+from onepass.rows import Row
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER
 from tests.support.http_client import PATIENCE_S, Client, get, post

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onepass.wire.answer import answer, choice_confidence, probabilities, score_confidence
-from onepass.wire.schema import Question
+from onepass.wire.request import Question
 
 scores = st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=255)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from onepass.errors import BadRequest
-from onepass.prompt.tokens import MAX_PICTURES, picture_mark
-from onepass.wire.pictures import MAX_NAME_CHARS, Source, decode_base64, gather, place
-from onepass.wire.schema import Request, parse_request
+from onepass.wire.pictures import MAX_NAME_CHARS, Source, collect_pictures, decode_base64, mark_pictures
+from onepass.wire.request import MAX_PICTURES, Request, picture_mark
+from onepass.wire.schema import parse_request
 
 DATA = b"\x89PNG\r\n\x1a\n\xfb\xff\xfe?\xff"
 PLAIN = base64.b64encode(DATA).decode()
@@ -71,7 +71,7 @@ def test_base64_is_read_strictly_but_for_white_space_and_a_data_prefix(text: str
 def test_a_url_is_said_to_be_one() -> None:
     for url in ("https://example.com/a.png", "s3://bucket/a.png"):
         with pytest.raises(BadRequest, match="is a URL: pictures are not fetched"):
-            gather(request(images={"a": url}))
+            collect_pictures(request(images={"a": url}))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_url_is_said_to_be_one() -> None:
     ],
 )
 def test_every_way_in_gives_the_same_bytes(fields: dict[str, Any], placeholders: list[str]) -> None:
-    sources = gather(request(**fields))
+    sources = collect_pictures(request(**fields))
     assert [source.placeholder for source in sources] == placeholders
     assert {source.data for source in sources} == {DATA}
 
@@ -152,7 +152,7 @@ IMAGE = {"type": "image", "data_base64": PLAIN}
 def test_a_bad_picture_is_a_400_that_names_it(fields: dict[str, Any], says: str) -> None:
     asked = request(**fields)
     with pytest.raises(BadRequest, match=says) as caught:
-        place(asked, gather(asked))
+        mark_pictures(asked, collect_pictures(asked))
     assert PLAIN not in caught.value.message
     assert caught.value.status == 400
 
@@ -161,7 +161,7 @@ def test_a_name_that_stands_twice_is_refused() -> None:
     body = b'{"state": "x", "questions": {"q": {"type": "noul", "instructions": "?"}}, "%s": {"a": "", "a": ""}}'
     for field in (b"images", b"assets"):
         with pytest.raises(BadRequest, match=f"{field.decode()} must not name 'a' twice"):
-            gather(parse_request(body % field))
+            collect_pictures(parse_request(body % field))
 
 
 def sources(*placeholders: str, is_asset: bool = False) -> list[Source]:
@@ -188,7 +188,7 @@ def sources(*placeholders: str, is_asset: bool = False) -> list[Source]:
 def test_marks_stand_where_a_text_names_a_picture(
     state: Any, placeholders: tuple[str, ...], expected: Any, tail: str
 ) -> None:
-    placed = place(request(state), sources(*placeholders))
+    placed = mark_pictures(request(state), sources(*placeholders))
     assert (placed.state, placed.tail) == (expected, tail)
 
 
@@ -208,7 +208,7 @@ def test_questions_can_show_pictures_too_but_not_in_their_labels() -> None:
             }
         ).encode()
     )
-    placed = place(asked, sources("@a", "@b", is_asset=True))
+    placed = mark_pictures(asked, sources("@a", "@b", is_asset=True))
     first, second = placed.questions
     assert (first.id, first.instructions, first.options) == ("@a", ["like", A], ("@a", "other"))
     assert first.descriptions == (f"as {B}", None)
@@ -218,4 +218,4 @@ def test_questions_can_show_pictures_too_but_not_in_their_labels() -> None:
 def test_many_placeholders_in_a_long_text_take_no_time() -> None:
     text = "a" * (4 << 20)
     names = [f"{'a' * 200}{n}" for n in range(MAX_PICTURES)]
-    assert place(request(text), sources(*names)).state == text
+    assert mark_pictures(request(text), sources(*names)).state == text

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from onepass.errors import ApiError, InvalidRequest
-from onepass.wire.schema import Question, encode_response, parse_request
+from onepass.wire.answer import encode_response
+from onepass.wire.request import Question
+from onepass.wire.schema import parse_request
 
 NOUL = {"type": "noul", "instructions": "Is it?"}
 
