@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 
 MAX_NEW_PREFIXES = 64  # held at once beside the cache, where rows of several run together
 LAUNCH_PATCHES = {"cpu": 64, "cuda": 1024}  # what starting a pass of the vision tower costs, in patches; not measured
-MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 32, 4096
+MIN_LAUNCH_TOKENS, MAX_LAUNCH_TOKENS = 16, 4096
+DEFAULT_LAUNCH_TOKENS = {"cpu": 64, "cuda": 512}  # what starting a pass costs, in tokens
 
 Scores = list[list[float]]  # of one row: for each question, a score an option
 
@@ -89,6 +90,8 @@ class Engine:
         self._limits = Limits(max_tokens=config.max_batch_tokens, max_rows=self._max_rows(config))
         self._suffix_limits = self._limits
         self._threads = tuning.Threads(torch.get_num_threads())
+        if self.device.type == "cpu":
+            self._threads = tuning.choose_threads(tuning.matrix_sizes(checkpoint.folder), self._choice.reasons)
         self._shares = config.share_state and self._body.can_share
         self._states: StateCache[Prefix] = StateCache(config.state_cache_mb << 20)
         self.tokens = Counts()
@@ -324,24 +327,25 @@ class Engine:
         return any(graphs.capture_next() for graphs in all_graphs if graphs is not None)
 
     def _measure(self, readout: Readout) -> CostModel:
-        """What a pass costs, by the time passes take, and on a CPU with how many threads. Starting one is rounded to a
-        power of two tokens, so that noise does not cut the same rows in another way tomorrow."""
+        """What a pass costs, by the time passes take, in tokens. Starting one costs the default unless it is clearly
+        another power of two, so that noise does not cut the same rows in another way tomorrow."""
 
         def run(num_tokens: int) -> object:
             return self._body.scores([tuning.probe_row(num_tokens, readout)])
 
-        def run_as_served(num_tokens: int) -> object:
-            self._threads.use(num_tokens)
-            return run(num_tokens)
-
-        if self.device.type == "cpu":
-            self._threads = tuning.choose_threads(run, self._body.hidden_size, self._choice.reasons)
-        cost = CostModel.fit(tuning.time_passes(run_as_served, self.device, self.max_tokens))
+        cost = CostModel.fit(tuning.time_passes(run, self.device, self.max_tokens))
         tokens = cost.launch_s / cost.token_s if cost.token_s else MAX_LAUNCH_TOKENS
         for what, reason in self._choice.reasons.items():
             logger.info("chosen: %s %s", what, reason)
-        launch_tokens = 2 ** round(math.log2(min(MAX_LAUNCH_TOKENS, max(MIN_LAUNCH_TOKENS, tokens))))
-        return CostModel(launch_s=launch_tokens, token_s=1)  # in tokens: only ratios matter
+        return CostModel(launch_s=round_launch(tokens, self.device.type), token_s=1)  # only ratios matter
+
+
+def round_launch(tokens: float, device: str) -> int:
+    """The default where `tokens` is within three times of it, else the nearest power of two within the limits."""
+    default = DEFAULT_LAUNCH_TOKENS[device]
+    if default / 3 < tokens < default * 3:
+        return default
+    return int(2 ** round(math.log2(min(MAX_LAUNCH_TOKENS, max(MIN_LAUNCH_TOKENS, tokens)))))
 
 
 def is_out_of_memory(err: Exception) -> bool:

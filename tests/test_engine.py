@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine import Engine
+from engine import Engine, round_launch
 from onepass.checkpoint import open_checkpoint
 from onepass.config import Config
 from onepass.errors import OutOfMemory, StartupError
@@ -450,6 +450,13 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
 def test_the_server_measures_what_a_pass_costs(live: Server) -> None:
     """In this process it is given, see conftest.py."""
     facts = json.loads(live.request("GET", "/health")[2])
-    assert facts["launch_tokens"] in [2**n for n in range(5, 13)]
+    assert facts["launch_tokens"] in [2**n for n in range(4, 13)]
     assert facts["tuning"]["threads"].startswith(f"{facts['threads']}: ")
     assert set(facts["tuning"]) == {"dtype", "matmul", "threads"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "launch"), [(0, 16), (21, 16), (22, 64), (64, 64), (191, 64), (193, 256), (1e9, 4096)]
+)
+def test_the_cost_of_a_pass_stays_at_its_default_unless_it_is_clearly_another(tokens: float, launch: int) -> None:
+    assert round_launch(tokens, "cpu") == launch

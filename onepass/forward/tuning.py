@@ -1,7 +1,9 @@
-"""Measures this machine at the start and chooses how to compute on it; each choice comes with its reason.
+"""Chooses how to compute on this machine; each choice comes with its reason. Worker thread only.
 
-A choice departs from the default only for a clear gain, so that the same machine chooses the same tomorrow. CUDA needs
-no choice but the dtype. Worker thread only.
+The number format and the threads follow from the checkpoint and the processor alone: they are never measured, so that
+the same machine always chooses the same. Two choices are measured, by turns and in the time of one thread: which
+library multiplies in float32, and whether weights are packed. Such a choice leaves its default only for a clear gain
+in processor time and in wall time; a busy machine, on which the two disagree, gets the default. CUDA needs no choice.
 """
 
 from __future__ import annotations
@@ -10,27 +12,37 @@ import json
 import platform
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 
+from onepass.checkpoint import weight_files
 from onepass.config import Config
+from onepass.errors import StartupError
 from onepass.forward import kernels
+from onepass.forward.weights import SafetensorsReader
 from onepass.rows import Read, Readout, Row
 
-ROUNDS = 5
-PROBE_TOKENS, FEW_TOKENS, MANY_TOKENS = 128, 16, 512
-MIN_GAIN = {"bfloat16": 1.5, "matmul": 1.15, "pack": 1.15, "threads": 1.1}  # times faster than the default
+ROUNDS = 9
+PROBE_TOKENS, FEW_TOKENS = 128, 16
+MIN_GAIN = {"matmul": 1.15, "pack": 1.15}  # times faster than the default
 PACK_MAX_LOSS = 1.1  # at the other length
-# Narrower models spend their time beside the products: the pass itself is timed for them, and packing brings nothing
+# Narrower models spend their time beside the products, and packing brings nothing
 NARROW = 512
-WIDE = 1024  # from here on a pass takes most of a second, and all cores are used without timing one
+LARGE_WEIGHTS = 100_000_000  # in the pass; a smaller checkpoint is fast enough in float32 and gives the same everywhere
+# Multiply-adds of one product from which a second thread gains: on two Zen 5 cores a pass of the starter (256 x 384)
+# gains 1.2 times at 256 tokens for 1.4 times the processor time, and 1.3 times at 1,024 tokens for 1.25 times
+THREADS_FROM_WORK = 100_000_000
 PASS_TOKENS = {"cpu": (16, 64, 256), "cuda": (64, 512, 4096)}
 PASS_BUDGET_S = 1.0  # a pass that takes longer than what is left of it is the last one timed
+NOT_IN_THE_PASS = ("embed_tokens", "lm_head", "visual.", "wte.", "wpe.")  # looked up, read at a few rows, or a tower's
 
 Call = Callable[[], object]
 
@@ -59,18 +71,28 @@ def choose(folder: Path, device: torch.device, config: Config) -> Choice:
     asked = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     if device.type != "cpu":
         return Choice(asked or torch.bfloat16, reasons={"dtype": "asked for" if asked else "CUDA"})
+    reasons = {"dtype": "asked for"}
+    dtype = asked or _choose_dtype(folder, reasons)
     sizes = matrix_sizes(folder)
     if sizes is None:
-        return Choice(asked or torch.float32, reasons={"dtype": "asked for" if asked else "CPU"})
-    reasons: dict[str, str] = {}
-    dtype = asked or _choose_dtype(sizes, reasons)
-    if asked:
-        reasons["dtype"] = "asked for"
+        return Choice(dtype, reasons=reasons)
     matrix, x = _operands(sizes, dtype)
-    if dtype == torch.float32:
-        _choose_matmul(matrix, x, reasons)
-    packs = config.backend != "transformers" and sizes[0] >= NARROW and _pays_to_pack(matrix, x, reasons)
+    with one_thread():
+        if dtype == torch.float32:
+            _choose_matmul(matrix, x, reasons)
+        packs = config.backend != "transformers" and sizes[0] >= NARROW and _pays_to_pack(matrix, x, reasons)
     return Choice(dtype, packs, reasons)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The calling thread computes alone: two threads would wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def matrix_sizes(folder: Path) -> tuple[int, int] | None:
@@ -91,35 +113,86 @@ def _operands(sizes: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tenso
     return matrix, torch.randn(PROBE_TOKENS, sizes[0], generator=generator).to(dtype)
 
 
-def best_times(calls: Sequence[Call], rounds: int = ROUNDS) -> list[float]:
-    """The least seconds of each call, taken in turn after one that is not timed: noise only ever adds."""
-    for call in calls:
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """How many times as fast as the default a call is: medians of alternated rounds."""
+
+    wall: float
+    cpu: float  # by the processor time of the calling thread
+
+    def reaches(self, least: float) -> bool:
+        """Whether both clocks say so. Where they disagree the machine is busy, and the default is kept."""
+        return min(self.wall, self.cpu) >= least
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.2f} times as fast ({self.wall:.2f} by the wall clock)"
+
+
+def compare(default: Call, other: Call, rounds: int = ROUNDS) -> Gain:
+    """Runs both by turns, after once each that is not timed."""
+    for call in (default, other):
         call()
-    best = [float("inf")] * len(calls)
+    walls, cpus = [], []
     for _ in range(rounds):
-        for place, call in enumerate(calls):
-            started = time.perf_counter()
-            call()
-            best[place] = min(best[place], time.perf_counter() - started)
-    return best
+        times = [_time(call) for call in (default, other)]
+        walls.append(times[0][0] / times[1][0])
+        cpus.append(times[0][1] / times[1][1])
+    return Gain(median(walls), median(cpus))
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the CPU has instructions for it: a measurement alone would be wrong on a busy machine now and then, and
-    answers must not change with that."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return True  # torch does not tell; the measurement has to
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+def _time(call: Call) -> tuple[float, float]:
+    """Seconds by the wall clock and of the thread's processor time, each above zero."""
+    wall, cpu = time.perf_counter(), time.thread_time()
+    call()
+    return max(time.perf_counter() - wall, 1e-9), max(time.thread_time() - cpu, 1e-9)
 
 
-def _choose_dtype(sizes: tuple[int, int], reasons: dict[str, str]) -> torch.dtype:
-    if not multiplies_bfloat16():
+def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has instructions for products in bfloat16. Elsewhere they are about ten times slower."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    features = [line for line in _read_text(cpuinfo).splitlines() if line.startswith("Features")]  # Arm's Linux
+    return any("bf16" in line.split() for line in features)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _choose_dtype(folder: Path, reasons: dict[str, str]) -> torch.dtype:
+    """bfloat16 where the checkpoint is stored in it and is large, and the processor multiplies it; else float32."""
+    num_weights, num_bfloat16 = count_weights(folder)
+    if 2 * num_bfloat16 <= num_weights:
+        reasons["dtype"] = "float32: the checkpoint is not stored in bfloat16"
+    elif num_weights < LARGE_WEIGHTS:
+        reasons["dtype"] = f"float32: a pass has {num_weights / 1e6:.0f} M weights, fewer than 100 M"
+    elif not multiplies_bfloat16():
         reasons["dtype"] = "float32: this CPU has no instructions for bfloat16"
-        return torch.float32
-    wide, half = (_operands(sizes, dtype) for dtype in (torch.float32, torch.bfloat16))
-    full_s, half_s = best_times([lambda: F.linear(wide[1], wide[0]), lambda: F.linear(half[1], half[0])])
-    reasons["dtype"] = f"a product in bfloat16 takes {half_s / full_s:.2f} times as long as in float32"
-    return torch.bfloat16 if full_s >= MIN_GAIN["bfloat16"] * half_s else torch.float32
+    else:
+        reasons["dtype"] = (
+            f"bfloat16: stored so, {num_weights / 1e6:.0f} M weights in a pass, and this CPU multiplies it"
+        )
+        return torch.bfloat16
+    return torch.float32
+
+
+def count_weights(folder: Path) -> tuple[int, int]:
+    """The weights that a pass multiplies with, and how many of them are stored in bfloat16, by the files' headers.
+
+    Zeros for a checkpoint that cannot be read: whoever loads it says why.
+    """
+    try:
+        shapes = SafetensorsReader(weight_files(folder)).describe()
+    except (StartupError, SafetensorError, OSError, ValueError):
+        return 0, 0
+    counts = {torch.bfloat16: 0}
+    for name, (dtype, num_values) in shapes.items():
+        if not any(part in name for part in NOT_IN_THE_PASS):
+            counts[dtype] = counts.get(dtype, 0) + num_values
+    return sum(counts.values()), counts[torch.bfloat16]
 
 
 def _choose_matmul(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> None:
@@ -131,12 +204,11 @@ def _choose_matmul(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> None:
 
     exact = x.double() @ matrix.double().T
     errors = [float((multiply(mode).double() - exact).abs().max()) for mode in ("highest", "medium")]
-    high_s, medium_s = best_times([lambda: multiply("highest"), lambda: multiply("medium")])
+    gain = compare(lambda: multiply("highest"), lambda: multiply("medium"))
     is_exact = errors[1] <= 2 * errors[0]
-    mode = "medium" if is_exact and high_s >= MIN_GAIN["matmul"] * medium_s else "highest"
+    mode = "medium" if is_exact and gain.reaches(MIN_GAIN["matmul"]) else "highest"
     torch.set_float32_matmul_precision(mode)
-    said = f"medium is {high_s / medium_s:.2f} times as fast, its error {errors[1] / errors[0]:.2g} times"
-    reasons["matmul"] = f"{mode}: {said}"
+    reasons["matmul"] = f"{mode}: medium is {gain}, its error {errors[1] / errors[0]:.2g} times"
 
 
 def _pays_to_pack(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> bool:
@@ -146,43 +218,33 @@ def _pays_to_pack(matrix: Tensor, x: Tensor, reasons: dict[str, str]) -> bool:
         return False
     gains = []
     for tokens in (few, x):
-        plain_s, packed_s = best_times(
-            [lambda: F.linear(tokens, matrix), lambda: kernels.linear(tokens, packed)]  # noqa: B023 - called here
+        gains.append(
+            compare(lambda: F.linear(tokens, matrix), lambda: kernels.linear(tokens, packed))  # noqa: B023 - called here
         )
-        gains.append(plain_s / packed_s)
-    pays = max(gains) >= MIN_GAIN["pack"] and min(gains) >= 1 / PACK_MAX_LOSS
-    said = f"{gains[0]:.2f} times as fast at {FEW_TOKENS} tokens, {gains[1]:.2f} at {PROBE_TOKENS}"
+    pays = any(gain.reaches(MIN_GAIN["pack"]) for gain in gains) and all(
+        gain.reaches(1 / PACK_MAX_LOSS) for gain in gains
+    )
+    said = f"{gains[0]} at {FEW_TOKENS} tokens, {gains[1]} at {PROBE_TOKENS}"
     reasons["pack"] = f"{'yes' if pays else 'no'}: {said}"
     return pays
 
 
-def choose_threads(run: Callable[[int], object], hidden_size: int, reasons: dict[str, str]) -> Threads:
-    """One thread or all that torch would take; `run` makes a pass of so many tokens."""
+def choose_threads(sizes: tuple[int, int] | None, reasons: dict[str, str]) -> Threads:
+    """One thread for passes whose products are small, all that torch would take for the others.
+
+    `sizes` are those of `matrix_sizes`. Nothing is timed: on a busy machine two threads wait for each other, and what
+    was measured then would be kept for as long as the server runs.
+    """
     most = torch.get_num_threads()
     if most == 1:
         reasons["threads"] = "1: there is no other core"
         return Threads(1)
-    if hidden_size >= WIDE:
+    from_tokens = 0 if sizes is None else THREADS_FROM_WORK // (sizes[0] * sizes[1])
+    if from_tokens < 2 * FEW_TOKENS:
         reasons["threads"] = f"{most}: products as large as this model's gain from all"
         return Threads(most)
-
-    def with_threads(count: int, num_tokens: int) -> None:
-        torch.set_num_threads(count)
-        run(num_tokens)
-
-    gains = []
-    # Where between the two the gain of the second begins is not worth more passes
-    for num_tokens, from_tokens in (PROBE_TOKENS, PROBE_TOKENS), (MANY_TOKENS, (PROBE_TOKENS + MANY_TOKENS) // 2):
-        one_s, all_s = best_times(
-            [lambda: with_threads(1, num_tokens), lambda: with_threads(most, num_tokens)],  # noqa: B023 - called here
-            rounds=3,
-        )
-        gains.append(f"{one_s / all_s:.2f} times as fast as one at {num_tokens} tokens")
-        if one_s >= MIN_GAIN["threads"] * all_s:
-            reasons["threads"] = f"{most}: {', '.join(gains)}, so from {from_tokens} tokens on"
-            return Threads(most, from_tokens)
-    reasons["threads"] = f"1: {most} are {', '.join(gains)}"
-    return Threads(1)
+    reasons["threads"] = f"{most}: for passes of {from_tokens} tokens and more, 1 for shorter ones"
+    return Threads(most, from_tokens)
 
 
 def probe_row(num_tokens: int, readout: Readout) -> Row:
@@ -193,20 +255,28 @@ def probe_row(num_tokens: int, readout: Readout) -> Row:
 
 
 def time_passes(run: Callable[[int], object], device: torch.device, longest: int) -> list[tuple[int, float]]:
-    """(tokens, least seconds of three) of passes of one row; `run` makes one of so many tokens."""
+    """(tokens, least seconds) of passes of one row; `run` makes one of so many tokens.
 
-    def wait(num_tokens: int) -> None:
+    On a CPU it is the processor time of one thread, which other processes hardly change.
+    """
+    is_cuda = device.type == "cuda"
+    clock = time.perf_counter if is_cuda else time.thread_time
+
+    def timed(num_tokens: int) -> float:
+        started = clock()
         run(num_tokens)
-        if device.type == "cuda":
+        if is_cuda:
             torch.cuda.synchronize(device)
+        return clock() - started
 
     samples: list[tuple[int, float]] = []
     left = PASS_BUDGET_S
-    for num_tokens in PASS_TOKENS[device.type]:
-        if samples and (num_tokens > longest or samples[-1][1] * num_tokens / samples[-1][0] * 3 > left):
-            break
-        started = time.perf_counter()
-        rounds = ROUNDS if num_tokens == PASS_TOKENS[device.type][0] else 2  # the smallest tells what a start costs
-        samples.append((num_tokens, best_times([lambda: wait(num_tokens)], rounds)[0]))  # noqa: B023 - called here
-        left -= time.perf_counter() - started
+    with one_thread():
+        for num_tokens in PASS_TOKENS[device.type]:
+            if samples and (num_tokens > longest or samples[-1][1] * num_tokens / samples[-1][0] * 3 > left):
+                break
+            rounds = 6 if num_tokens == PASS_TOKENS[device.type][0] else 3  # the smallest tells what a start costs
+            times = [timed(num_tokens) for _ in range(rounds)]
+            samples.append((num_tokens, min(times[1:])))  # the first is not timed: it sets up
+            left -= sum(times)
     return samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,10 @@ class SafetensorsReader:
 
     def keys(self) -> Iterable[str]:
         return self._places.keys()
+
+    def describe(self) -> dict[str, tuple[torch.dtype, int]]:
+        """The number format and the number of values of each tensor, by the headers."""
+        return {name: (place.dtype, math.prod(place.shape)) for name, place in self._places.items()}
 
     @property
     def num_bytes(self) -> int:

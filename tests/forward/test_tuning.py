@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from onepass.config import Config
+from onepass.config import STARTER_MODEL, Config
 from onepass.forward import tuning
 
 CPU = torch.device("cpu")
@@ -26,75 +27,149 @@ def torch_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A checkpoint of 600 weights in the pass, stored in bfloat16."""
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"hidden_size": 512, "intermediate_size": 64}}))
+    store(tmp_path, {"model.layers.0.weight": (20, 30), "model.embed_tokens.weight": (90, 30)}, torch.bfloat16)
     return tmp_path
 
 
-def with_times(monkeypatch: pytest.MonkeyPatch, *times: tuple[float, ...]) -> None:
-    """The measurements of one start, in order."""
-    found = iter(times)
-
-    def best_times(calls: Sequence[Callable[[], object]], rounds: int = 0) -> list[float]:
-        for call in calls:
-            call()
-        return list(next(found))
-
-    monkeypatch.setattr(tuning, "best_times", best_times)
+def store(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    save_file({name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(("half_s", "expected"), [(0.5, torch.bfloat16), (0.8, torch.float32), (10, torch.float32)])
-def test_bfloat16_only_where_it_is_clearly_faster(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, half_s: float, expected: torch.dtype
+def with_gains(monkeypatch: pytest.MonkeyPatch, *gains: float | tuple[float, float]) -> None:
+    """The measurements of one start, in order: how many times as fast as the default, by both clocks or by each."""
+    found = iter(gains)
+
+    def compare(default: Callable[[], object], other: Callable[[], object], rounds: int = 0) -> tuning.Gain:
+        default()
+        other()
+        gain = next(found)
+        return tuning.Gain(*gain) if isinstance(gain, tuple) else tuning.Gain(gain, gain)
+
+    monkeypatch.setattr(tuning, "compare", compare)
+
+
+def exact_in_any_mode(monkeypatch: pytest.MonkeyPatch, error: float = 1) -> None:
+    """What products give does not depend on the processor: "medium" is off by `error` times as much as float32 is."""
+
+    def linear(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+        is_medium = torch.get_float32_matmul_precision() == "medium"
+        return (x.double() @ matrix.double().T).float() + 1e-3 * (error if is_medium else 1)
+
+    monkeypatch.setattr(tuning.F, "linear", linear)
+
+
+@pytest.mark.parametrize(
+    ("stored", "least", "has_instructions", "expected", "reason"),
+    [
+        (torch.bfloat16, 600, True, torch.bfloat16, "and this CPU multiplies it"),
+        (torch.bfloat16, 600, False, torch.float32, "no instructions for bfloat16"),
+        (torch.bfloat16, 601, True, torch.float32, "fewer than 100 M"),
+        (torch.float32, 600, True, torch.float32, "not stored in bfloat16"),
+        (torch.float16, 600, True, torch.float32, "not stored in bfloat16"),
+    ],
+)
+def test_bfloat16_only_for_a_large_checkpoint_stored_so_on_a_cpu_that_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    stored: torch.dtype,
+    least: int,
+    has_instructions: bool,
+    expected: torch.dtype,
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: True)
-    with_times(monkeypatch, (1, half_s), (1, 1), (1, 1), (1, 1))
+    store(folder, {"model.layers.0.weight": (20, 30), "model.embed_tokens.weight": (90, 30)}, stored)
+    monkeypatch.setattr(tuning, "LARGE_WEIGHTS", least)
+    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: has_instructions)
+    with_gains(monkeypatch, 1)
     choice = tuning.choose(folder, CPU, Config(backend="transformers"))
     assert choice.dtype is expected
-    assert f"{half_s:.2f} times as long" in choice.reasons["dtype"]
+    assert reason in choice.reasons["dtype"]
 
 
-def test_bfloat16_is_not_even_measured_where_the_cpu_emulates_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: False)
-    with_times(monkeypatch, (1, 1))  # of the mode of products alone
-    assert tuning.choose(folder, CPU, Config(backend="transformers")).dtype is torch.float32
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_the_starter_is_float32_on_any_processor(monkeypatch: pytest.MonkeyPatch, has_instructions: bool) -> None:
+    monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: has_instructions)
+    assert tuning.choose(STARTER_MODEL, CPU, Config()).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", False),
+        ("model name\t: bf16\n", False),
+        ("", False),
+    ],
+)
+def test_an_arm_processor_says_whether_it_multiplies_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, expected: bool
+) -> None:
+    monkeypatch.setattr(tuning.platform, "machine", lambda: "aarch64")
+    (tmp_path / "cpuinfo").write_text(text)
+    assert tuning.multiplies_bfloat16(tmp_path / "cpuinfo") is expected
+    assert not tuning.multiplies_bfloat16(tmp_path / "nothing")
 
 
 def test_a_dtype_that_was_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    with_times(monkeypatch)
+    with_gains(monkeypatch)
     choice = tuning.choose(folder, CPU, Config(dtype="bfloat16", backend="transformers"))
     assert (choice.dtype, choice.reasons["dtype"]) == (torch.bfloat16, "asked for")
 
 
 @pytest.mark.parametrize(
-    ("medium_s", "error", "expected"), [(0.5, 1, "medium"), (0.9, 1, "highest"), (0.1, 50, "highest")]
+    ("gain", "error", "expected"),
+    [
+        (2.0, 1, "medium"),
+        (1.1, 1, "highest"),
+        (10.0, 50, "highest"),
+        ((0.5, 2.0), 1, "highest"),  # the clocks disagree: something else runs on the machine
+        ((2.0, 0.9), 1, "highest"),
+    ],
 )
-def test_another_library_multiplies_if_it_is_faster_and_as_exact(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, medium_s: float, error: float, expected: str
+def test_another_library_multiplies_if_it_is_faster_by_both_clocks_and_as_exact(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, gain: float | tuple[float, float], error: float, expected: str
 ) -> None:
-    plain = torch.nn.functional.linear
-
-    def linear(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-        result = plain(x, matrix)
-        is_medium = torch.get_float32_matmul_precision() == "medium"
-        return result + 1e-6 * error * (is_medium and error > 1)
-
-    monkeypatch.setattr(tuning.F, "linear", linear)
-    with_times(monkeypatch, (1, medium_s))
+    exact_in_any_mode(monkeypatch, error)
+    with_gains(monkeypatch, gain)
     tuning.choose(folder, CPU, Config(dtype="float32", backend="transformers"))
     assert torch.get_float32_matmul_precision() == expected
 
 
 @pytest.mark.parametrize(
     ("few", "many", "expected"),
-    [(0.5, 1, True), (1, 0.7, True), (0.95, 1, False), (0.5, 1.5, False), (1.5, 0.5, False)],
+    [
+        (2.0, 1.0, True),
+        (1.0, 1.4, True),
+        (1.05, 1.0, False),
+        (2.0, 0.7, False),
+        (0.7, 2.0, False),
+        ((0.8, 2.0), (0.8, 2.0), False),
+    ],
 )
 def test_weights_are_packed_where_rows_of_one_length_gain_and_those_of_the_other_do_not_lose(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, few: float, many: float, expected: bool
+    monkeypatch: pytest.MonkeyPatch, folder: Path, few: Any, many: Any, expected: bool
 ) -> None:
-    with_times(monkeypatch, (1, 1), (1, few), (1, many))
+    with_gains(monkeypatch, 1, few, many)
     choice = tuning.choose(folder, CPU, Config(dtype="float32"))
     assert choice.packs is expected
     assert choice.reasons["pack"].startswith("yes" if expected else "no")
+
+
+def test_a_choice_is_measured_with_one_thread_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(2)
+    calls: list[tuple[str, int]] = []
+    with tuning.one_thread():
+        gain = tuning.compare(
+            lambda: calls.append(("default", torch.get_num_threads())),
+            lambda: calls.append(("other", torch.get_num_threads())),
+            rounds=3,
+        )
+    assert calls == [("default", 1), ("other", 1)] * 4
+    assert gain.wall > 0
+    assert gain.cpu > 0
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"hidden_size": "x", "intermediate_size": 3}', '{"text_config": 3}'])
@@ -105,41 +180,30 @@ def test_a_configuration_that_says_nothing_is_served_with_the_defaults(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("times", "most", "used"),
+    ("cores", "sizes", "threads", "used"),
     [
-        ([(2, 1)], 2, {16: 1, 127: 1, 128: 2, 4096: 2}),
-        ([(1.05, 1), (1.3, 1)], 2, {128: 1, 319: 1, 320: 2, 512: 2}),
-        ([(1.05, 1), (1, 1)], 1, {16: 1, 512: 1, 8192: 1}),
-        ([(1, 3), (1, 2)], 1, {8192: 1}),
+        (2, (256, 384), tuning.Threads(2, 1017), {16: 1, 1016: 1, 1017: 2, 4096: 2}),
+        (8, (512, 1536), tuning.Threads(8, 127), {126: 1, 127: 8}),
+        (2, (1024, 3584), tuning.Threads(2), {1: 2, 4096: 2}),
+        (2, None, tuning.Threads(2), {1: 2}),
+        (1, (256, 384), tuning.Threads(1), {4096: 1}),
     ],
 )
-def test_threads_are_used_where_they_help(
-    monkeypatch: pytest.MonkeyPatch, times: list[tuple[float, float]], most: int, used: dict[int, int]
+def test_threads_follow_from_the_size_of_the_products(
+    cores: int, sizes: tuple[int, int] | None, threads: tuning.Threads, used: dict[int, int]
 ) -> None:
-    torch.set_num_threads(2)
-    with_times(monkeypatch, *times)
+    torch.set_num_threads(cores)
     reasons: dict[str, str] = {}
-    seen: list[tuple[int, int]] = []
-    threads = tuning.choose_threads(lambda tokens: seen.append((torch.get_num_threads(), tokens)), 256, reasons)
-    assert seen == [(count, tokens) for tokens in (128, 512)[: len(times)] for count in (1, 2)]
-    assert threads.most == most
-    assert reasons["threads"].startswith(f"{most}: ")
+    assert tuning.choose_threads(sizes, reasons) == threads
+    assert reasons["threads"].startswith(f"{cores}: ")
     for tokens, count in used.items():
         threads.use(tokens)
         assert torch.get_num_threads() == count
 
 
-def test_wide_models_use_all_threads_untimed() -> None:
-    torch.set_num_threads(2)
-    reasons: dict[str, str] = {}
-    threads = tuning.choose_threads(lambda _: pytest.fail("a pass was timed"), 1024, reasons)
-    assert threads == tuning.Threads(2)
-    assert reasons["threads"].startswith("2: ")
-
-
 def test_passes_are_timed_until_the_budget_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Any = {"now": 0.0}
-    monkeypatch.setattr(tuning.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(tuning.time, "thread_time", lambda: clock["now"])
 
     def run(num_tokens: int) -> None:
         clock["now"] += num_tokens * clock["per_token"]
