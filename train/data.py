@@ -181,9 +181,9 @@ def number_rows(rows: list[Row], segments: Segments) -> Rows:
 def target_of(row: Row) -> np.ndarray:
     """(options,) float32, which sum to 1."""
     if row.probabilities is None:
-        return np.eye(len(row.options), dtype=np.float32)[row.answer]
+        return np.asarray(np.eye(len(row.options), dtype=np.float32)[row.answer])
     given = np.array(row.probabilities, np.float32)
-    return given / given.sum()
+    return np.asarray(given / given.sum())
 
 
 def shuffled(count: int, seed: str) -> np.ndarray:
