@@ -76,7 +76,7 @@ class Synset:
     """One meaning of nouns in WordNet."""
 
     file: str  # number of the lexicographer file
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # no names of persons, places or species, which begin with a capital
     broader: tuple[str, ...]  # offsets of what it is a kind of
     gloss: str  # its definition, without the examples
 
@@ -91,11 +91,11 @@ def read_nouns(path: Path) -> dict[str, Synset]:
         offset, file, _, count, *rest = fields.split()
         words = rest[: 2 * int(count, 16) : 2]
         pointers = rest[2 * int(count, 16) + 1 :]
-        broader = [
-            target for symbol, target in zip(pointers[::4], pointers[1::4], strict=True) if symbol in ("@", "@i")
-        ]
+        broader = [target for symbol, target in zip(pointers[::4], pointers[1::4], strict=True) if symbol == "@"]
         definition = gloss.split('; "')[0].strip()
-        found[offset] = Synset(file, tuple(word.replace("_", " ") for word in words), tuple(broader), definition)
+        found[offset] = Synset(
+            file, tuple(word.replace("_", " ") for word in words if word.islower()), tuple(broader), definition
+        )
     return found
 
 
@@ -106,7 +106,7 @@ class Words:
         self.nouns = nouns
         self.siblings: dict[str, list[str]] = {}
         for offset, one in nouns.items():
-            if one.file in KNOWN_FILES and len(one.gloss) > 20:
+            if one.words and one.file in KNOWN_FILES and len(one.gloss) > 20:
                 for broad in one.broader:
                     self.siblings.setdefault(broad, []).append(offset)
         self.groups = [broad for broad, narrow in sorted(self.siblings.items()) if len(narrow) >= 3]

@@ -62,7 +62,7 @@ def test_the_names_of_an_option_set_name_one_option_each() -> None:
 
 def test_wordnet_s_file_is_read_as_its_manual_describes(nouns: Path) -> None:
     read = read_nouns(nouns)
-    assert read["00000002"].words == ("barn owl", "Tyto alba")
+    assert read["00000002"].words == ("barn owl",)  # not the species' name
     assert read["00000002"].broader == ("00000001",)
     assert read["00000002"].gloss == "an owl with a white face that lives in barns"
     assert read["00000001"].broader == ()
