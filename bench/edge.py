@@ -110,10 +110,10 @@ class RememberingPrompter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._prompter, name)
 
-    def render(self, request: Any) -> list[Any]:
+    def render(self, request: Any, pictures: Any = ()) -> list[Any]:
         shape = (request.encoding, tuple((question.type, len(question.options)) for question in request.questions))
         if shape not in self._rows:
-            self._rows[shape] = self._prompter.render(request)
+            self._rows[shape] = self._prompter.render(request, pictures)
         return self._rows[shape]
 
 

@@ -127,7 +127,7 @@ def test_a_second_signal_ends_it_at_once(signum: signal.Signals) -> None:
 def test_a_signal_that_another_thread_receives_is_not_lost(num_signals: int) -> None:
     """Nor one that comes just before the main thread begins to wait: neither interrupts its wait."""
     code = (
-        "import process, signal, threading\n"
+        "from onepass import logs as process; import signal, threading\n"
         "stop = process.StopSignal()\n"
         "def send():\n"
         f"    for _ in range({num_signals}):\n"
@@ -136,7 +136,7 @@ def test_a_signal_that_another_thread_receives_is_not_lost(num_signals: int) -> 
         "stop.wait()\n"
         f"threading.Event().wait({num_signals - 1} * 60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=PATIENCE_S)
     assert done.returncode == (0 if num_signals == 1 else 128 + signal.SIGTERM)
 
 
@@ -251,11 +251,11 @@ def test_with_json_every_line_of_the_log_is_an_object() -> None:
 def test_a_signal_that_another_thread_takes_wakes_the_main_thread_too() -> None:
     """As does one that comes just before the main thread begins to wait: Python's own handler would run too late."""
     code = (
-        "import process, signal, threading\n"
+        "from onepass import logs as process; import signal, threading\n"
         "stop = process.StopSignal()\n"
         "def signal_this_thread():\n"
         "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
         "threading.Timer(0.3, signal_this_thread).start()\n"
         "stop.wait()\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=PROGRAM.parent.parent, timeout=PATIENCE_S, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=PATIENCE_S, check=True)
