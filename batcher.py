@@ -1,6 +1,6 @@
-"""The one worker thread's loop: who is admitted to the queue, when a batch runs, and what becomes of each row.
+"""The loop of the one worker thread: who is admitted to the queue, when a batch runs, what becomes of each row.
 
-Knows nothing of the model or of HTTP: `run` is whatever answers a list of rows.
+It knows nothing of the model and of HTTP: `run` is whatever answers a list of rows.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ import time
 from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
+from onepass.cache import LruCache
 from onepass.errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
-from onepass.row_cache import RowCache
 from onepass.row_queue import GIANT_ROWS, QueuedRow, RowLike, RowQueue, Ticket, too_late
 
 logger = logging.getLogger(__name__)
 
 MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
 RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
-LARGE_SHARE = 0.25  # of the most rows or tokens, from which on a batch tells what a token costs in a full one
+LARGE_SHARE = 0.25  # a batch with this share of the most rows or tokens tells what a token costs in a full batch
 
 
 def adapt_rows(few: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
-    """How many rows take `max_seconds`, by what the last batch took.
+    """Estimate how many rows take `max_seconds`, from the rows and the seconds of the last batch.
 
-    Whoever comes while a batch runs waits for its end, so that one made of a giant request's rows has to be short. One
-    in which many requests have their turn may be long: they all wait for it, and it is the cheapest way to serve them.
+    A request that arrives while a batch runs waits for the batch to end, so a batch made of one giant request's rows
+    has to be short. A batch in which many requests have their turn may be long: all of them wait for it, and it is the
+    cheapest way to serve them.
     """
     if seconds <= max_seconds and num_rows < few:
-        return few  # it had fewer: no news
+        return few  # the batch had fewer rows, so it tells nothing
     times = min(2.0, max_seconds / seconds) if seconds else 2.0
     return max(1, min(max_rows, int(num_rows * times)))
 
 
 class Batcher:
-    """Rows in, results out. `submit`, `load` and `drain` belong to any thread; `work` to the worker thread."""
+    """Takes rows and gives results. Only the worker thread calls `work`; any thread may call the other methods."""
 
     def __init__(
         self,
@@ -53,12 +54,14 @@ class Batcher:
         max_kept_tokens: int = 0,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch, one result a row, a result that is an `ApiError` failing its request alone; the others
-        are kept for when the row is asked for again, those of `max_kept_tokens`. A giant request gets no more of a
-        batch than its turn where that would take longer than `max_batch_s`. While one takes longer than `stall_s`,
-        nothing is admitted; nor is what would wait for longer than `max_wait_s`, unless a batch takes all that waits.
+        """`run` answers a batch with one result for each row. A result that is an `ApiError` fails its request alone;
+        the others are kept for when the row is asked again, as many as belong to `max_kept_tokens` tokens of rows.
 
-        `idle` does a little of what can wait, while nothing is queued; it returns whether more is left."""
+        A giant request gets no more of a batch than its turn where more would make the batch take longer than
+        `max_batch_s`. While a batch takes longer than `stall_s`, no request is admitted. A request that would wait for
+        longer than `max_wait_s` is not admitted either, unless one batch takes all that waits.
+
+        `idle` does a little of the work that can wait, while nothing is queued. It returns whether more is left."""
         self._run, self._idle = run, idle
         self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
@@ -66,20 +69,21 @@ class Batcher:
         self._queue = RowQueue(min(GIANT_ROWS, max_batch_rows))
         self._changed = threading.Condition()  # of an RLock
         self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
-        self._few_rows = max_batch_rows  # how many take `max_batch_s`
+        self._few_rows = max_batch_rows  # the number of rows that take `max_batch_s`
         self._is_draining = self._is_dead = False
-        self._running: list[QueuedRow] = []  # the batch in the model
-        self._kept = RowCache(max_kept_tokens)
+        self._running: list[QueuedRow] = []  # the batch that the model computes now
+        # A result is about as large as its row, whose tokens it is kept with: an option has at least one token
+        self._kept: LruCache[Hashable, tuple[int, Any]] = LruCache(max_kept_tokens, lambda kept: kept[0])
         self._has_idle_work = True
-        self._seconds_per_token = 0.0  # in large batches of late: those of a full queue are large
+        self._seconds_per_token = 0.0  # in the last large batches, since those of a full queue are large
         self.num_batches = self.num_rows = 0
         self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
-        self.num_repeated_rows = 0  # answered by an earlier run, or that of another row with the same key, and
-        self.num_repeated_tokens = 0  # their tokens
-        self.beat_at = time.monotonic()  # when the worker last came round
+        self.num_repeated_rows = 0  # answered by a run of another row with the same key, earlier or in the same batch
+        self.num_repeated_tokens = 0  # of those rows
+        self.beat_at = time.monotonic()  # when the worker last looked for a batch
 
     def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
-        """Queue all `rows` or none; where all their results are kept, there is nothing to wait for.
+        """Queue all `rows` or none. If all their results are kept, the ticket is resolved at once.
 
         Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
         now = time.monotonic()
@@ -90,7 +94,7 @@ class Batcher:
                 raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
             if self._is_draining:
                 raise ShuttingDown("the server is shutting down", retry_after_s=1)
-            kept = self._kept.find(keys)
+            kept = self._find_kept(keys)
             has_all = len(kept) == len(set(keys))
             if has_all:
                 self._count_repeated(rows, ran=())
@@ -104,20 +108,24 @@ class Batcher:
             ticket.resolve([kept[key] for key in keys])
         return ticket
 
+    def _find_kept(self, keys: Sequence[Hashable]) -> dict[Hashable, Any]:
+        """The results that are kept for these keys. The caller holds `self._changed`."""
+        return {key: result for key, (_, result) in self._kept.find(keys).items()}
+
     def _count_repeated(self, asked: Collection[RowLike], ran: Collection[RowLike]) -> None:
-        """With the lock held."""
+        """The caller holds `self._changed`."""
         self.num_repeated_rows += len(asked) - len(ran)
         self.num_repeated_tokens += sum(row.num_tokens for row in asked) - sum(row.num_tokens for row in ran)
 
     def cancel(self, ticket: Ticket) -> None:
-        """The caller is gone: rows that have not started cost no forward pass, the result of others is dropped."""
+        """Drop a request whose caller is gone. Rows that have not started are not run; other results are dropped."""
         with self._changed:
             if ticket.future.cancel():
                 self._queue.remove(ticket)
                 self._changed.notify_all()  # a drain may wait for an empty queue
 
     def expire(self, ticket: Ticket) -> None:
-        """The deadline passed: fail the request unless a row of it has started."""
+        """Fail a request whose deadline has passed, unless one of its rows has started."""
         with self._changed:
             if not ticket.next_row:
                 self._queue.remove(ticket)
@@ -125,7 +133,8 @@ class Batcher:
                 self._changed.notify_all()
 
     def why_refused(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
-        """Why `num_rows` more would not be admitted, of this client or of whoever has none waiting."""
+        """The reason why `num_rows` more rows of this client would not be admitted, or None. The default client has no
+        rows waiting."""
         with self._changed:
             waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
             if waiting + num_rows > self._max_queued_rows:
@@ -145,7 +154,7 @@ class Batcher:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The queue's part of `/health`. The beat's age is 0 while the worker has nothing to do."""
+        """The queue's part of `/health`. The age of the worker's beat is 0 while it has nothing to do."""
         is_busy = self._running or self._queue.num_rows
         return {
             "queued_rows": self._queue.num_rows,
@@ -158,13 +167,13 @@ class Batcher:
         }
 
     def _retry_after_s(self, wait_s: float | None = None) -> int:
-        """wait_s: until there is room; without it, until all that waits has run."""
+        """`wait_s` is the time until there is room; without it, the time until all that waits has run."""
         if wait_s is None:
             wait_s = self._queue.num_tokens * self._seconds_per_token
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
 
     def work(self) -> None:
-        """Serve until drained. Worker thread only."""
+        """Serve until the batcher is drained. Worker thread only."""
         while True:
             batch = self._next_batch()
             if batch is None:
@@ -175,7 +184,7 @@ class Batcher:
                 self._has_idle_work = self._idle()
 
     def _next_batch(self) -> list[QueuedRow] | None:
-        """Waits for one; empty while there is something else to do, None at the end."""
+        """Wait for a batch. It is empty while there is other work to do, and None at the end."""
         with self._changed:
             self._running = []
             self._changed.notify_all()
@@ -201,7 +210,7 @@ class Batcher:
                     self._changed.wait()
 
     def _wait_window(self) -> None:
-        """`--batch-window-ms`: give more work the time to arrive, while there is room for it."""
+        """Give more rows the time to arrive that `--batch-window-ms` allows, while there is room for them."""
         while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
             left = self._queue.first_queued_at() + self._window_s - time.monotonic()
             if left <= 0:
@@ -230,11 +239,11 @@ class Batcher:
                 if outcome is not None and not entry.ticket.is_settled:
                     entry.ticket.is_settled = True
                     settled.append((entry.ticket, outcome))
-        for ticket, outcome in settled:  # outside the lock: those who wait are woken here, and they may want it
+        for ticket, outcome in settled:  # outside the lock, which those who are woken here may want
             ticket.resolve(outcome)
 
     def _note(self, ticket: Ticket, index: int, result: Any) -> list[Any] | ApiError | None:
-        """The outcome of the request, if this result settles it."""
+        """Note the result of one row. Returns the outcome of its request if this result settles it."""
         ticket.results[index] = result
         if isinstance(result, ApiError):
             self._queue.remove(ticket)
@@ -244,22 +253,22 @@ class Batcher:
         return None
 
     def _run_each_once(self, batch: list[QueuedRow]) -> tuple[list[Any], list[RowLike]]:
-        """Results in order, and the rows that ran: of those with the same key one, and none whose result is kept."""
+        """The results in order, and the rows that ran: one row of each key, and none whose result is kept."""
         keys = [entry.row.key for entry in batch]
         with self._changed:
-            results = self._kept.find(keys)
+            results = self._find_kept(keys)
         to_run = {key: entry.row for key, entry in zip(keys, batch, strict=True) if key not in results}
         found = self._run_or_isolate(list(to_run.values()))
         with self._changed:
             for key, result in zip(to_run, found, strict=True):
                 results[key] = result
                 if not isinstance(result, ApiError):
-                    self._kept.put(key, to_run[key].num_tokens, result)
+                    self._kept.put(key, (to_run[key].num_tokens, result))
             self._count_repeated([entry.row for entry in batch], to_run.values())
         return [results[key] for key in keys], list(to_run.values())
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:
-        """A batch that fails, or has no memory, is run again row by row, so that only the culprit fails."""
+        """Run a batch. If it fails, or has no memory, it runs again row by row, so that only the culprit fails."""
         if not rows:
             return []
         try:
@@ -278,9 +287,9 @@ class Batcher:
         return [result for row in rows for result in self._run_or_isolate([row])]
 
     def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and let the worker end; True if all that was queued was answered in time.
+        """Admit nothing more and let the worker end. Returns whether all that was queued was answered in time.
 
-        What is left then fails with `ShuttingDown`.
+        Requests that are left after `timeout_s` fail with `ShuttingDown`.
         """
         with self._changed:
             self._is_draining = True
@@ -292,7 +301,7 @@ class Batcher:
         return is_empty
 
     def die(self) -> None:
-        """The worker is gone: fail all that waits, admit nothing more."""
+        """Fail all that waits and admit nothing more, since the worker is gone."""
         with self._changed:
             self._is_dead = True
             self._fail_all(WorkerDead("the model's worker has stopped", retry_after_s=5))

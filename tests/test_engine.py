@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine import Engine, round_launch
 from onepass.checkpoint import open_checkpoint
 from onepass.config import Config
 from onepass.errors import OutOfMemory, StartupError
+from onepass.forward.plan import Pass
 from onepass.loading import Loaded, load, warm_up
 from onepass.rows import Row
 from onepass.wire.schema import parse_request
@@ -142,15 +144,14 @@ def test_new_states_with_a_question_each_share_a_pass_and_are_kept(starter: Load
     engine: Any = starter.engine
     pairs = [about(starter, num_words, seed=20 + num_words, count=2) for num_words in (70, 75, 90, 200, 73)]
     firsts, seconds = [rows[0] for rows in pairs], [rows[1] for rows in pairs]
-    passes: list[int] = []
-    run = engine._body.scores_and_beginnings
+    passes: list[Pass] = []
+    run = engine._backend.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            engine._body, "scores_and_beginnings", lambda rows, past: passes.append(len(rows)) or run(rows, past)
-        )
+        patch.setattr(engine._backend, "run", lambda planned, *rest: passes.append(planned) or run(planned, *rest))
         first = engine.forward(firsts)
-    assert sum(passes) == 5
-    assert max(passes) > 1
+    assert all(planned.reads and planned.keep_keys for planned in passes)
+    assert sum(len(planned.rows) for planned in passes) == 5
+    assert max(len(planned.rows) for planned in passes) > 1
     reused = engine.tokens.reused
     second = engine.forward(seconds)
     assert engine.tokens.reused - reused == sum(row.num_shared for row in seconds)
@@ -367,7 +368,7 @@ def test_the_templates_own_beginning_is_kept_for_good(chat_checkpoint: Path) -> 
     loaded = load(Config(model=str(chat_checkpoint), state_cache_mb=0))
     plain = load(Config(model=str(chat_checkpoint), share_state=False))
     engine: Any = loaded.engine
-    engine._launch_tokens = 1  # this template's beginning is short
+    engine._planner = replace(engine._planner, min_shared_tokens=1)  # this template's beginning is short
     (ids,) = loaded.prompter.beginnings()
     assert len(ids) // 4 >= 1
     assert engine.keep_beginning(ids)
@@ -403,7 +404,7 @@ def test_without_memory_the_states_go_and_the_request_is_told(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._body, "scores", fail)
+        patch.setattr(engine._backend, "run", fail)
         with pytest.raises(OutOfMemory) as caught:
             engine.forward(rows)
     assert (caught.value.status, caught.value.__context__) == (503, None)
@@ -417,7 +418,7 @@ def test_another_failure_is_not_taken_for_a_lack_of_memory(starter: Loaded, monk
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes do not match")
 
-    monkeypatch.setattr(engine._body, "scores", fail)
+    monkeypatch.setattr(engine._backend, "run", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         engine.forward(about(starter, 3))
 
