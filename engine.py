@@ -233,9 +233,9 @@ def max_rows_of(config: Config) -> int:
 
 
 def round_launch(tokens: float, device: str) -> int:
-    """The default where `tokens` is within three times of it, else the nearest power of two within the limits."""
+    """The default where `tokens` is within four times of it, else the nearest power of two within the limits."""
     default = DEFAULT_LAUNCH_TOKENS[device]
-    if default / 3 < tokens < default * 3:
+    if default / 4 < tokens < default * 4:
         return default
     return int(2 ** round(math.log2(min(MAX_LAUNCH_TOKENS, max(MIN_LAUNCH_TOKENS, tokens)))))
 

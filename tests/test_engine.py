@@ -457,7 +457,7 @@ def test_the_server_measures_what_a_pass_costs(live: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "launch"), [(0, 16), (21, 16), (22, 64), (64, 64), (191, 64), (193, 256), (1e9, 4096)]
+    ("tokens", "launch"), [(0, 16), (16, 16), (17, 64), (64, 64), (255, 64), (257, 256), (1e9, 4096)]
 )
 def test_the_cost_of_a_pass_stays_at_its_default_unless_it_is_clearly_another(tokens: float, launch: int) -> None:
     assert round_launch(tokens, "cpu") == launch

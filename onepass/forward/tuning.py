@@ -271,7 +271,7 @@ def time_passes(run: Callable[[int], object], device: torch.device, longest: int
         for num_tokens in PASS_TOKENS[device.type]:
             if samples and (num_tokens > longest or samples[-1][1] * num_tokens / samples[-1][0] * 3 > left):
                 break
-            rounds = 6 if num_tokens == PASS_TOKENS[device.type][0] else 3  # the smallest tells what a start costs
+            rounds = 6 if num_tokens == PASS_TOKENS[device.type][0] else 4  # the smallest tells what a start costs
             times = [timed(num_tokens) for _ in range(rounds)]
             samples.append((num_tokens, min(times[1:])))  # the first is not timed: it sets up
             left -= sum(times)
