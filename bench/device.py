@@ -137,7 +137,7 @@ def check_engine(name: str, folder: Path, device: str) -> None:
     engine: Any = loaded.engine
     rows = stored_rows(loaded)
     with_graphs = flat(engine.forward(rows))
-    graphs, engine._body.graphs = engine._body.graphs, None
+    graphs, engine._backend.graphs = engine._backend.graphs, None
     if graphs is not None:
         print(f"{name}: graphs {json.dumps(graphs.describe())}; failed {list(graphs.failed.items())[:3]}")
     engine._states.clear()

@@ -27,7 +27,10 @@ from shapes import ROOT, SHAPES, make_checkpoint
 
 SHAPE = {**SHAPES["0.8B"], "num_hidden_layers": 8}
 NUM_CLIENTS, STATE_TOKENS, QUESTIONS = 16, 500, 6
-BASE = "import torch, transformers, engine, onepass.prompt.prompter, onepass.forward.fast_backend; torch.ones(64, 64) @ torch.ones(64, 64); input(1)"
+BASE = (
+    "import torch, transformers, engine, onepass.prompt.prompter, onepass.forward.fast_backend;"
+    "torch.ones(64, 64) @ torch.ones(64, 64); input(1)"
+)
 ENVIRON = {**os.environ, "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "1000"}
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tqdm import tqdm
 
@@ -62,11 +63,18 @@ class Checkpoint:
     manifest: Path | None = None
     stamps: dict[str, Stamp] = field(default_factory=dict)  # of the files in the manifest, from before they are hashed
     digests: dict[str, str] | None = None  # file -> SHA-256 in hex, once they were found to be the manifest's
+    config: dict[str, Any] = field(default_factory=dict)  # config.json, read after its stamp was taken
 
     @property
     def is_verified(self) -> bool | None:
         """None without a manifest; a checkpoint that fails its manifest is never returned."""
         return None if self.digests is None else True
+
+    @property
+    def text_config(self) -> dict[str, Any]:
+        """The configuration of the text model: a part of config.json, or all of it."""
+        text: dict[str, Any] = self.config.get("text_config") or self.config
+        return text
 
 
 def set_hub_environment(config: Config) -> None:
@@ -91,16 +99,19 @@ def find_checkpoint(config: Config) -> Checkpoint:
         folder = _download(config)
         source, revision, name = "hub", folder.name, config.model
     folder = folder.resolve() if source != "hub" else folder
-    created = _check_configuration(folder)
+    configuration = folder / "config.json"
+    if not configuration.is_file():
+        raise StartupError(f"--model {folder} is not a checkpoint: it has no config.json")
     manifest = _find_manifest(folder, config)
     stamps = {}
     if manifest is not None:
         listed = read_manifest(manifest)
         _check_unlisted(folder, manifest, listed)
         stamps = _stamp_listed(manifest, listed)
+    contents = _read_configuration(configuration)  # after its stamp: a change from here on is found
     weight_files(folder)
-    name = config.served_name or name or folder.name
-    return Checkpoint(folder, name, source, revision, created, manifest, stamps)
+    name, created = config.served_name or name or folder.name, int(configuration.stat().st_mtime)
+    return Checkpoint(folder, name, source, revision, created, manifest, stamps, config=contents)
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:
@@ -119,17 +130,16 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
             raise StartupError(f"{path} changed between its verification and its loading")
 
 
-def _check_configuration(folder: Path) -> int:
-    path = folder / "config.json"
-    if not path.is_file():
-        raise StartupError(f"--model {folder} is not a checkpoint: it has no config.json")
+def _read_configuration(path: Path) -> dict[str, Any]:
     try:
-        is_object = isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        is_object = False
-    if not is_object:
+        contents = None
+    if not isinstance(contents, dict):
         raise StartupError(f"{path} must hold a JSON object")
-    return int(path.stat().st_mtime)
+    if not isinstance(contents.get("text_config") or {}, dict):
+        raise StartupError(f"{path}: text_config must be a JSON object")
+    return contents
 
 
 def _download(config: Config) -> Path:

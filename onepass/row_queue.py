@@ -1,6 +1,6 @@
-"""The queue: rows that wait, whose turn it is, and which of them go into the next batch.
+"""This module holds the queue: the rows that wait, whose turn it is, and which rows go into the next batch.
 
-Knows nothing of the model or of HTTP: rows are whatever has `num_tokens` and a `key`.
+It knows nothing of the model and of HTTP: a row is anything that has `num_tokens` and a `key`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from onepass.errors import ApiError, DeadlineExceeded
 
-GIANT_ROWS = 16  # a request with more gets short batches, so that others need not wait for it
+GIANT_ROWS = 16  # A request with more rows gets short batches, so that others need not wait for it.
 
 
 class RowLike(Protocol):
@@ -28,22 +28,22 @@ class RowLike(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the queue. Made by any thread, changed under the batcher's lock alone.
+    """A ticket is one request in the queue. Any thread may make it; it changes only under the batcher's lock.
 
     `future` resolves to the results of `rows`, in order, or to an `ApiError`.
     """
 
     rows: Sequence[RowLike]
-    deadline: float  # time.monotonic() after which it does not start
+    deadline: float  # This is a value of time.monotonic(); the request does not start after it.
     queued_at: float
-    client: Hashable = 0  # whose it is
+    client: Hashable = 0  # This client sent the request.
     future: Future[list[Any]] = field(default_factory=Future)
-    results: dict[int, Any] = field(default_factory=dict)  # row -> result
-    next_row: int = 0  # the rows before it have started
+    results: dict[int, Any] = field(default_factory=dict)  # It maps the index of a row to the row's result.
+    next_row: int = 0  # This is the index of the first row that has not started.
     started_at: float = 0.0
     tokens_per_row: float = field(init=False)
-    model_s: float = 0.0  # duration of the batches that it was part of
-    is_settled: bool = False  # its outcome is known, and whoever set this resolves the future
+    model_s: float = 0.0  # This is the total time of the batches that contained a row of this request.
+    is_settled: bool = False  # The outcome is known. The code that sets this also resolves the future.
 
     def __post_init__(self) -> None:
         self.tokens_per_row = sum(row.num_tokens for row in self.rows) / max(1, len(self.rows))
@@ -53,7 +53,7 @@ class Ticket:
         return len(self.rows) - self.next_row
 
     def resolve(self, outcome: list[Any] | ApiError) -> None:
-        """Set the outcome, unless the caller has cancelled or one row has failed before."""
+        """Set the outcome, unless the caller has cancelled the request or one of its rows has already failed."""
         if self.future.done() or not self.future.set_running_or_notify_cancel():
             return
         if isinstance(outcome, ApiError):
@@ -64,7 +64,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class QueuedRow:
-    """A row of a ticket, taken into a batch."""
+    """A queued row is a row of a ticket that has been taken into a batch."""
 
     ticket: Ticket
     index: int
@@ -75,30 +75,32 @@ class QueuedRow:
 
 
 class RowQueue:
-    """Clients take turns, and within a client its requests, first come first served: a row each, but a request of few
-    rows all of them, so that new ones do not come between. Not locked: the batcher does that."""
+    """Clients take turns, and the requests of one client take turns in the order in which they came.
+
+    A giant request has more than `turn_rows` rows, and its turn is one row. The turn of any other request is all of its
+    rows, so that newer requests do not come between them. The queue has no lock: the batcher calls it under its own.
+    """
 
     def __init__(self, turn_rows: int = GIANT_ROWS) -> None:
-        """turn_rows: how many are few."""
         self._turn_rows = turn_rows
-        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # by client, the next in turn first
-        self._rows: Counter[Hashable] = Counter()  # that wait, by client
-        self.num_rows = 0  # that wait
+        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # The client that is next comes first.
+        self._rows: Counter[Hashable] = Counter()  # It counts the waiting rows of each client.
+        self.num_rows = 0  # This counts all waiting rows.
 
     @property
     def num_tokens(self) -> float:
-        """That wait, about."""
+        """Estimate the tokens of the rows that wait."""
         return sum(t.num_waiting * t.tokens_per_row for tickets in self._tickets.values() for t in tickets)
 
     def num_rows_of(self, client: Hashable) -> int:
         return self._rows[client]
 
     def num_tokens_before(self, num_rows: int, client: Hashable) -> float:
-        """That would run before the last of `num_rows` more rows of this client: who asks less is done sooner."""
+        """Estimate the tokens computed before `num_rows` more rows of this client finish. Small requests wait less."""
         own_turns = 1 if num_rows <= self._turn_rows else num_rows
 
         def taken(tickets: Iterable[Ticket], turns: int) -> tuple[int, float]:
-            """(turns, tokens) of these, each having so many turns at the most."""
+            """Return the turns and the tokens that these requests take, if each has at most `turns` turns."""
             num_turns, tokens = 0, 0.0
             for ticket in tickets:
                 takes_all = self._takes_all(ticket)
@@ -108,12 +110,13 @@ class RowQueue:
             return num_turns, tokens
 
         turns_before, tokens_before = taken(self._tickets.get(client, ()), own_turns)
-        turns = turns_before + own_turns  # that the client has by then, one at a time with the others
+        # The client takes this many turns until then, and each other client takes as many.
+        turns = turns_before + own_turns
         others = [taken(tickets, turns) for other, tickets in self._tickets.items() if other != client]
         return tokens_before + sum(tokens * min(1.0, turns / num_turns) for num_turns, tokens in others)
 
     def _takes_all(self, ticket: Ticket) -> bool:
-        """In one turn."""
+        """Return whether the request takes all its rows in one turn. A giant request does not."""
         return len(ticket.rows) <= self._turn_rows
 
     def append(self, ticket: Ticket) -> None:
@@ -146,48 +149,63 @@ class RowQueue:
     def take_batch(
         self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
     ) -> list[QueuedRow]:
-        """The next batch: turns are taken while rows and padded tokens fit; those of giants beyond their first, up to
-        `few_rows`.
+        """Take the next batch. Turns are taken while the rows and the padded tokens fit. A giant request gets turns
+        beyond its first only while the batch has fewer than `few_rows` rows.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
-        nothing. A row longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that none is
-        overtaken for ever.
+        nothing. A row that is longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that
+        later rows cannot overtake it again and again.
         """
         batch: list[QueuedRow] = []
         longest = 0
-        members: set[int] = set()
-        passed: set[int] = set()  # who let the others go first since the last row was taken
-        while self._tickets and len(batch) < max_rows:
+        members: set[int] = set()  # These requests have a row in the batch.
+        while len(batch) < max_rows:
+            is_full_for_giants = len(batch) >= (few_rows or max_rows)
+            ticket = self._next_ticket(members if is_full_for_giants else set(), now, retry_after_s)
+            if ticket is None:
+                break
+            longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
+            if batch and longest * (len(batch) + 1) > max_tokens:
+                break
+            members.add(id(ticket))
+            batch.append(self._take_row(ticket, now))
+        return batch
+
+    def _next_ticket(self, passed_over: set[int], now: float, retry_after_s: int) -> Ticket | None:
+        """Return the request that is next, or None. A giant request in `passed_over` lets the others go first."""
+        passed: set[int] = set()
+        while self._tickets:
             client, tickets = next(iter(self._tickets.items()))
             ticket = tickets[0]
             if ticket.deadline < now and not ticket.next_row:
                 ticket.resolve(too_late(retry_after_s))
             if ticket.future.done():
                 self.remove(ticket)
-                continue
-            is_giant = len(ticket.rows) > GIANT_ROWS and id(ticket) in members
-            if is_giant and len(batch) >= (few_rows or max_rows):
-                if id(ticket) in passed:
-                    break  # nobody else has a row
+            elif self._takes_all(ticket) or id(ticket) not in passed_over:
+                return ticket
+            elif id(ticket) in passed:
+                return None  # No other request has a row.
+            else:
                 passed.add(id(ticket))
-                self._tickets.move_to_end(client)
-                tickets.rotate(-1)
-                continue
-            longest = max(longest, ticket.rows[ticket.next_row].num_tokens)
-            if batch and longest * (len(batch) + 1) > max_tokens:
-                break
-            members.add(id(ticket))
-            passed.clear()
-            batch.append(QueuedRow(ticket, ticket.next_row))
-            ticket.started_at = ticket.started_at or now
-            ticket.next_row += 1
-            if not ticket.num_waiting or not self._takes_all(ticket):
-                self._tickets.move_to_end(client)  # behind the others: its next turn comes after theirs
-                tickets.rotate(-1)
-            if not ticket.num_waiting:
-                tickets.pop()
-            self._count(client, -1)
-        return batch
+                self._end_turn(client)
+        return None
+
+    def _take_row(self, ticket: Ticket, now: float) -> QueuedRow:
+        """Take the next row of the request that is next in turn."""
+        row = QueuedRow(ticket, ticket.next_row)
+        ticket.started_at = ticket.started_at or now
+        ticket.next_row += 1
+        if not ticket.num_waiting or not self._takes_all(ticket):
+            self._end_turn(ticket.client)
+        if not ticket.num_waiting:
+            self._tickets[ticket.client].pop()
+        self._count(ticket.client, -1)
+        return row
+
+    def _end_turn(self, client: Hashable) -> None:
+        """Move the client behind the other clients, and its first request behind its other requests."""
+        self._tickets.move_to_end(client)
+        self._tickets[client].rotate(-1)
 
 
 def too_late(retry_after_s: int) -> DeadlineExceeded:

@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from images import Picture  # a server of text only never loads it
 
-ID_BYTES = 4  # of a token id, int32
+ID_BYTES = 4  # a token id is an int32
 
 Readout = Literal["labels", "pointer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Where one question's answer is read in a row."""
+    """The places where one question's answer is read in a row.
 
-    positions: tuple[int, ...]  # labels: the one position; pointer: one an option, then the question's end
-    label_ids: tuple[int, ...]  # labels: the options' tokens, in template order; pointer: none
+    With the readout `labels` it is one position, and `label_ids` are the options' tokens in the template's order. With
+    `pointer` there is one position for each option, then the question's end, and no label.
+    """
+
+    positions: tuple[int, ...]
+    label_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PictureTokens:
-    """How a checkpoint shows a picture: `start`, then one `pad` for each of its embeddings, then `end`."""
+    """The tokens that show a picture: `start`, then one `pad` for each of its embeddings, then `end`."""
 
     start: int
     pad: int
@@ -42,42 +46,21 @@ class PictureTokens:
 class PlacedPicture:
     """A picture in a row."""
 
-    start: int  # where its embeddings begin
+    start: int  # the place of the first of its embeddings
     picture: Picture
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixTokens:
-    """The first tokens of rows, and what is to be seen in their pictures."""
-
-    ids: bytes  # int32
-    pictures: tuple[PlacedPicture, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids) // ID_BYTES
-
-    @property
-    def key(self) -> bytes:
-        """Beginnings with the same key leave the same behind."""
-        return b"".join((self.ids, *(shown.picture.digest for shown in self.pictures)))
-
-    def after(self, num_tokens: int) -> PrefixTokens:
-        """Without its first tokens, among which is no picture."""
-        return PrefixTokens(self.ids[num_tokens * ID_BYTES :], pictures_from(self.pictures, num_tokens))
-
-
 def pictures_from(pictures: Iterable[PlacedPicture], start: int) -> tuple[PlacedPicture, ...]:
-    """Those from token `start` on, counted from there."""
-    return tuple(PlacedPicture(shown.start - start, shown.picture) for shown in pictures if shown.start >= start)
+    """The pictures from token `start` on, their places counted from that token."""
+    return tuple(PlacedPicture(placed.start - start, placed.picture) for placed in pictures if placed.start >= start)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One prompt as the model sees it."""
 
-    input_ids: array[int]
-    reads: tuple[Read, ...]  # one a question, in the order of the request
+    input_ids: array[int]  # int32
+    reads: tuple[Read, ...]  # one for each question, in the order of the request
     num_shared: int = 0  # leading tokens that other questions about the same state have too
     pictures: tuple[PlacedPicture, ...] = ()  # in order; none stands across the end of the shared tokens
 
@@ -87,20 +70,30 @@ class Row:
 
     @property
     def num_image_tokens(self) -> int:
-        return sum(shown.picture.num_tokens for shown in self.pictures)
+        return sum(placed.picture.num_tokens for placed in self.pictures)
 
     @property
     def key(self) -> Hashable:
         """Rows with the same key have the same scores."""
-        seen = tuple((shown.start, shown.picture.digest) for shown in self.pictures)
+        seen = tuple((placed.start, placed.picture.digest) for placed in self.pictures)
         return self.input_ids.tobytes(), self.reads, seen
 
-    def beginning(self) -> PrefixTokens:
-        """Its `num_shared` first tokens."""
-        pictures = tuple(shown for shown in self.pictures if shown.start < self.num_shared)
-        return PrefixTokens(self.input_ids[: self.num_shared].tobytes(), pictures)
+    def shared_ids(self) -> bytes:
+        """The shared tokens, as int32."""
+        return self.input_ids[: self.num_shared].tobytes()
+
+    def shared_key(self) -> bytes:
+        """Rows with the same shared key leave the same behind after their shared tokens."""
+        shared = (placed.picture.digest for placed in self.pictures if placed.start < self.num_shared)
+        return b"".join((self.shared_ids(), *shared))
+
+    def shared_part(self) -> Row:
+        """The shared tokens alone, as a row of which nothing is read."""
+        pictures = tuple(placed for placed in self.pictures if placed.start < self.num_shared)
+        return Row(self.input_ids[: self.num_shared], (), self.num_shared, pictures)
 
     def position(self, place: int) -> int:
-        """Where M-RoPE has the token at `place`, which is not inside a picture: a picture takes up its longer side."""
-        before = (shown.picture for shown in self.pictures if shown.start < place)
+        """The position that M-RoPE gives the token at `place`, which is not inside a picture. A picture counts as many
+        positions as its longer side has tokens."""
+        before = (placed.picture for placed in self.pictures if placed.start < place)
         return place - sum(picture.num_tokens - picture.span for picture in before)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import settings
 
 from engine import Engine
-from onepass.forward.plan import CostModel
+from onepass.forward.batches import CostModel
 from tests.support.checkpoints import make_chat_checkpoint, make_decision_checkpoint, make_vision_checkpoint
 from tests.support.live import Server
 
@@ -31,7 +31,7 @@ def given_costs() -> Iterator[None]:
     The servers that tests start in processes of their own measure."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "_measure", lambda *_: CostModel(launch_s=64, token_s=1))
+        patch.setattr(Engine, "_measure", lambda *_: CostModel(launch=64, per_token=1))
         yield
 
 

@@ -379,3 +379,15 @@ def test_a_decider_that_cannot_load_does_not_open() -> None:
 
     with pytest.raises(StartupError, match="no"):
         Decider(Config(), load=fail).__enter__()
+
+
+def test_the_shipped_model_is_served_without_the_packages_that_it_does_not_use() -> None:
+    """Each of them costs time and memory at the start."""
+    unused = ("torchvision", "torch._dynamo", "transformers.image_utils")
+    code = (
+        "import sys; from onepass import Config, Decider\n"
+        "decider = Decider(Config()); decider.start(); decider.wait_ready()\n"
+        f"print([name for name in {unused} if name in sys.modules]); decider.drain(10)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -22,13 +22,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from onepass import find_shipped
 from onepass.config import SERVICE_LINK, Config
 from onepass.errors import StartupError
 
 if TYPE_CHECKING:
+    from onepass.checkpoint import Checkpoint
     from onepass.decider import Decider
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL = "python -m pip install -r {}"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES_BYTES = 760 << 20  # resident with the starter loaded (762 MiB, torch 2.14 on a CPU), most of it libraries
@@ -64,13 +65,13 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
 
     set_environment(config)
     os.environ["HF_HUB_OFFLINE"] = "1"  # a check downloads nothing
-    checkpoint, folder = check_checkpoint(config)
-    of_model = [*check_device(config), checkpoint]
-    if folder is not None and all(check.status != "fail" for check in of_model):
-        dtype, choice = check_dtype(config, folder)
-        of_model += [dtype, check_memory(config, folder, choice)]
+    of_files, checkpoint = check_checkpoint(config)
+    of_model = [*check_device(config), of_files]
+    if checkpoint is not None and all(check.status != "fail" for check in of_model):
+        dtype, choice = check_dtype(config, checkpoint)
+        of_model += [dtype, check_memory(config, checkpoint.folder, choice)]
     if open_decider is not None:
-        can_load = folder is not None and all(check.status != "fail" for check in of_model)
+        can_load = checkpoint is not None and all(check.status != "fail" for check in of_model)
         skipped = Check("answer", "skip", "not tried: see above")
         of_model.append(check_answer(config, open_decider) if can_load else skipped)
     return checks + of_model
@@ -97,7 +98,7 @@ def check_packages(file: str) -> list[Check]:
     """One check for what is as it must be, and one for each package that is not."""
     install = INSTALL.format(file)
     checks, num_right = [], 0
-    for name, wanted in read_requirements(ROOT / file):
+    for name, wanted in read_requirements(find_shipped(file)):
         try:
             found = version(name)
         except PackageNotFoundError:
@@ -179,7 +180,7 @@ def check_device(config: Config) -> list[Check]:
     """And the kernels for it."""
     import torch
 
-    from engine import choose_device
+    from onepass.forward.load import choose_device
 
     try:
         device = choose_device(config.device)
@@ -193,15 +194,15 @@ def check_device(config: Config) -> list[Check]:
     return [Check("device", "ok", f"CPU, {torch.get_num_threads()} threads, {capability}")]
 
 
-def check_dtype(config: Config, folder: Path) -> tuple[Check, str]:
+def check_dtype(config: Config, checkpoint: Checkpoint) -> tuple[Check, str]:
     """A product in the number format that would be used, and its name."""
     import torch
 
-    from engine import choose_device
     from onepass.forward import tuning
+    from onepass.forward.load import choose_device
 
     device = choose_device(config.device)
-    choice = tuning.choose(folder, device, config)
+    choice = tuning.choose(checkpoint, device, config)
     name = str(choice.dtype).removeprefix("torch.")
     found = f"{name} on {device}: {choice.reasons['dtype']}"
     try:
@@ -230,8 +231,8 @@ def check_kernels() -> Check:
     return Check("kernels", "ok", "flash-linear-attention")
 
 
-def check_checkpoint(config: Config) -> tuple[Check, Path | None]:
-    """And where it lies on this disk."""
+def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
+    """Check the checkpoint, and return it where it is on this disk."""
     from onepass.checkpoint import open_checkpoint
 
     try:
@@ -242,16 +243,14 @@ def check_checkpoint(config: Config) -> tuple[Check, Path | None]:
         return Check("checkpoint", "fail", str(err), "get the files again, or name another --model"), None
     if checkpoint.digests is None:
         advice = "write a SHA256SUMS beside the weights (docs/checkpoints.md)"
-        return Check(
-            "checkpoint", "warn", f"{checkpoint.folder}: no manifest to verify it by", advice
-        ), checkpoint.folder
+        return Check("checkpoint", "warn", f"{checkpoint.folder}: no manifest to verify it by", advice), checkpoint
     found = f"{checkpoint.name}: {len(checkpoint.digests)} files are as its manifest says"
-    return Check("checkpoint", "ok", found), checkpoint.folder
+    return Check("checkpoint", "ok", found), checkpoint
 
 
 def check_memory(config: Config, folder: Path, dtype: str) -> Check:
-    from engine import choose_device
     from onepass.checkpoint import weight_files
+    from onepass.forward.load import choose_device
 
     device = choose_device(config.device)
     try:

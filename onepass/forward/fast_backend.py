@@ -1,272 +1,240 @@
-"""Our own forward as a body: whole rows, beginnings of rows, and rows that continue one; on CUDA by captured graphs."""
+"""Our own forward as a backend: plain passes of any shape, and on CUDA captured graphs.
+
+It owns the weights, the score head and the graphs. It knows nothing of which rows run together and what is kept.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
-from onepass.checkpoint import weight_files
+from onepass.checkpoint import Checkpoint, weight_files
 from onepass.errors import StartupError
 from onepass.forward import qwen3_5
-from onepass.forward.graphs import Capturer, Graph, Graphs, Outputs, Work, largest_first
+from onepass.forward.backend import Scores
+from onepass.forward.buckets import Buckets, Shape, graph_shapes, in_order_of_capture, suffix_shape, whole_shape
+from onepass.forward.graphs import Capturer, Graph, GraphMemory, Graphs, Outputs, Work
 from onepass.forward.heads import Head, LabelHead, PointerHead
 from onepass.forward.inputs import (
     DEFAULT_MAX_TOKENS,
     Inputs,
-    Sizes,
     count_reads,
     count_scores,
     empty_inputs,
     make_inputs,
+    split_scores,
 )
-from onepass.forward.plan import first_fit
+from onepass.forward.loader import BadWeights
+from onepass.forward.plan import Pass
 from onepass.forward.prefix import Prefix, PrefixBuffers, stack
 from onepass.forward.tower import Tower
+from onepass.forward.tuning import Choice
 from onepass.forward.weights import SafetensorsReader
-from onepass.rows import PlacedPicture, PrefixTokens, Readout, Row, pictures_from
+from onepass.rows import PlacedPicture, Readout, Row, pictures_from
 
-GRAPH_TOLERANCE = 2e-2  # of the largest output; kernels may add up in another order under capture, in bfloat16
-PROBE_ID_STEP = 7  # token ids of the self-check, spread over the vocabulary
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """The sizes that graphs exist for. A pass is padded to the first that fits. Empty: nothing is padded."""
-
-    rows: tuple[int, ...] = ()
-    widths: tuple[int, ...] = ()  # tokens of a whole row, or of a beginning
-    suffix_widths: tuple[int, ...] = ()  # tokens of a row after its beginning
-    pasts: tuple[int, ...] = ()  # tokens of the beginning
-    reads: int = 0  # states read of a row, and
-    scores: int = 0  # scores of a row; a pass with more runs without a graph
-
-
-CUDA_BUCKETS = Buckets(
-    rows=(1, 2, 4, 8, 16, 32),
-    widths=(64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192),
-    suffix_widths=(32, 64, 128, 256),
-    pasts=(256, 512, 1024, 2048, 4096),
-    reads=32,
-    scores=32,
-)
-# The same for the vision tower: pictures in a pass, and their patches. 256 are a picture of 256 x 256 pixels, 784 the
-# default of --max-pixels. Without graphs pictures of one size run together, unpadded.
-PICTURE_BUCKETS = Buckets(rows=(1, 2, 4, 8), widths=(256, 400, 576, 784, 1024, 1600, 2304, 4096))
-MAX_PATCHES = 8192  # of one pass of the tower
-COMMON_ROWS, COMMON_WIDTH, COMMON_PAST = 8, 512, 512  # what `--fast-start` waits for
-MAX_PAST_TOKENS = 1 << 16  # before the rows of one pass: keys and values are laid out for each of them
-
+GRAPH_TOLERANCE = 2e-2  # of the largest output; under capture kernels may add up in another order, in bfloat16
+PROBE_ID_STEP = 7  # the token ids on which a graph is checked are spread over the vocabulary
 
 Pictures = Sequence[tuple[PlacedPicture, ...]]  # of each row, counted from the first token that is computed
 
 
-class Shape(NamedTuple):
-    kind: str  # "whole", "begin" or "continue"
-    rows: int
-    width: int
-    past: int = 0
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What is captured, by whom, and how much memory it may take."""
 
-    @property
-    def num_tokens(self) -> int:
-        return self.rows * (self.width + self.past)
-
-    @property
-    def is_common(self) -> bool:
-        return self.rows <= COMMON_ROWS and self.width <= COMMON_WIDTH and self.past <= COMMON_PAST
-
-
-def graph_shapes(buckets: Buckets, max_tokens: int, max_rows: int, longest: int) -> list[Shape]:
-    """Every shape that batches of at most so many tokens and rows are padded to. longest: tokens a row may have."""
-    widths = [width for width in buckets.widths if width <= longest]
-    heights = [rows for rows in buckets.rows if rows <= max_rows]
-    shapes = []
-    for rows in heights:
-        wide = [width for width in widths if rows == 1 or rows * width <= max_tokens]
-        shapes += [Shape(kind, rows, width) for kind in ("whole", "begin") for width in wide]
-        shapes += [
-            Shape("continue", rows, width, past)
-            for width in buckets.suffix_widths
-            for past in buckets.pasts
-            if past <= longest
-            and (rows == 1 or rows * width <= max_tokens)
-            and (rows == 1 or rows * past <= MAX_PAST_TOKENS)
-        ]
-    return shapes
+    capturer: Capturer
+    memory: GraphMemory
+    buckets: Buckets
+    max_tokens: int  # of one pass
+    max_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """What a captured pass reads."""
+    """The tensors from which a captured pass computes."""
 
     inputs: Inputs
-    lengths: Tensor  # (B,) long, tokens of each row that are not padding; a beginning needs them
+    lengths: Tensor  # (B,) long, the tokens of each row that are not padding; a pass that computes prefixes needs them
     past: Prefix | None
+
+
+class Tokens(NamedTuple):
+    """What the forward is given for the tokens of a pass: their ids, or embeddings where a row shows a picture."""
+
+    positions: Tensor  # (B, T), or (3, B, T) beside embeddings
+    input_ids: Tensor | None = None  # (B, T)
+    embeds: Tensor | None = None  # (B, T, hidden)
 
 
 class FastBackend:
     """Worker thread only."""
 
-    backend = "fast"
-    can_share = True
+    name = "fast"
+    shares_prefixes = True
 
     def __init__(
-        self, folder: Path, device: torch.device, dtype: torch.dtype, readout: Readout, *, pack: bool = False
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        choice: Choice,
+        readout: Readout,
+        tower: Tower | None = None,
+        capture: Capture | None = None,
     ) -> None:
-        """Raises `qwen3_5.UnsupportedModel` for a configuration it does not cover, `StartupError` for bad weights."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self._spec = qwen3_5.Spec.from_config(config)
+        """With `capture`, passes of its shapes are captured when `graphs.capture_next` is called.
+
+        Raises `UnsupportedModel` for a configuration that it does not cover, and `StartupError` for bad weights."""
+        self._spec, self._device, self._tower = qwen3_5.Spec.from_config(checkpoint.config), device, tower
         try:
             with tqdm(unit="B", unit_scale=True, desc="loading", leave=False, disable=None) as bar:
-                reader = SafetensorsReader(weight_files(folder), bar.update)
+                reader = SafetensorsReader(weight_files(checkpoint.folder), bar.update)
                 bar.total = reader.num_bytes
-                self._weights = qwen3_5.load_weights(self._spec, reader, device, dtype, pack=pack)
-        except (qwen3_5.BadWeights, SafetensorError) as err:
-            raise StartupError(f"{folder} cannot be loaded: {err}") from None
-        self._device = device
-        self.hidden_size = self._spec.hidden_size
-        self.max_tokens = config.get("text_config", config).get("max_position_embeddings", DEFAULT_MAX_TOKENS)
+                self._weights = qwen3_5.load_weights(self._spec, reader, device, choice.dtype, pack=choice.packs)
+        except (BadWeights, SafetensorError) as err:
+            raise StartupError(f"{checkpoint.folder} cannot be loaded: {err}") from None
+        self.max_tokens: int = checkpoint.text_config.get("max_position_embeddings", DEFAULT_MAX_TOKENS)
         self._head: Head = LabelHead(self._weights.head)
         if readout == "pointer":
-            self._head = PointerHead.load(folder, self.hidden_size, device)
-        self.buckets = Buckets()
+            self._head = PointerHead.load(checkpoint.folder, self._spec.hidden_size, device)
+        self.buckets = Buckets() if capture is None else capture.buckets
         self.graphs: Graphs[Shape, Buffers] | None = None
-        self.tower: Tower | None = None
+        if capture is not None:
+            self._prepare_graphs(capture)
 
-    def begin(self, beginnings: Sequence[PrefixTokens], past: Prefix | None = None) -> list[Prefix]:
-        """What these tokens leave behind: a prefix of one row each. past, of one row of text, comes before them."""
-        rows = [torch.frombuffer(bytearray(beginning.ids), dtype=torch.int32) for beginning in beginnings]
-        pictures = [beginning.pictures for beginning in beginnings]
-        lengths = [len(row) for row in rows]
+    def run(self, planned: Pass, rows: Sequence[Row], past: Sequence[Prefix]) -> tuple[list[Scores], list[Prefix]]:
+        """See `Backend.run`."""
+        pictures = [pictures_from(row.pictures, start) for row, start in zip(rows, planned.starts, strict=True)]
         graph = None
-        if self.graphs is not None and past is None and not any(pictures):
-            shape = Shape(
-                "begin", first_fit(self.buckets.rows, len(rows)), first_fit(self.buckets.widths, max(lengths))
-            )
-            graph = self.graphs.find(shape)
-        ids = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for place, row in zip(ids, rows, strict=True):
-            place[: len(row)] = row
+        if self.graphs is not None:
+            graph = self.graphs.find(None if any(pictures) else self._shape_of(planned, rows))
         if graph is not None:
-            buffers = graph.buffers
-            buffers.inputs.ids[: len(rows), : ids.shape[1]].copy_(ids, non_blocking=True)
-            buffers.lengths[: len(rows)].copy_(torch.tensor(lengths), non_blocking=True)
-            made = unflatten(graph.replay())
-        else:
-            on_device = torch.tensor(lengths, device=self._device)
-            made = self._begin(ids.to(self._device), on_device, past, pictures)
-        before = 0 if past is None else past.num_tokens
-        if len(rows) == 1 and graph is None:
-            return [made]
-        return [made.row(index, before + length) for index, length in enumerate(lengths)]
+            return self._replay(graph, planned, rows, past)
+        inputs = make_inputs(rows, planned.starts).map(lambda tensor: tensor.to(self._device))
+        keep, lengths = self._what_is_kept(planned, rows)
+        states, prefix = self._compute(inputs, join(past), pictures, keep=keep, lengths=lengths)
+        scores = split_scores(rows, self._score(inputs, states)) if planned.reads else []
+        if prefix is None or len(rows) == 1:
+            return scores, [] if prefix is None else [prefix]
+        return scores, [prefix.row(index, row.num_shared) for index, row in enumerate(rows)]
 
-    def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor:
-        """(at least len(rows), at least the most scores of a row): option scores, valid until the next call.
+    def _what_is_kept(self, planned: Pass, rows: Sequence[Row]) -> tuple[int | list[int], Tensor | None]:
+        """`keep` and `lengths` of the forward."""
+        if not planned.keep_keys:
+            return 0, None
+        kept = [row.num_shared - start for row, start in zip(rows, planned.starts, strict=True)]
+        if len(rows) == 1:
+            return kept[0], None
+        return (kept, None) if planned.reads else (max(kept), torch.tensor(kept, device=self._device))
 
-        prefixes: what comes before each row, one row each; the row's first tokens are in it."""
-        starts = [prefix.num_tokens for prefix in prefixes] if prefixes else [0] * len(rows)
-        pictures = [pictures_from(row.pictures, start) for row, start in zip(rows, starts, strict=True)]
-        graph = None if any(pictures) else self._graph_for(rows, starts)
-        if graph is not None:
-            inputs = make_inputs(rows, starts, graph.buffers.inputs.sizes)
-            for buffer, tensor in zip(graph.buffers.inputs.tensors(), inputs.tensors(), strict=True):
-                buffer.copy_(tensor, non_blocking=True)
-            if prefixes and graph.buffers.past is not None:
-                graph.buffers.past.write(prefixes)
-            return graph.replay()[0]
-        past = None
-        if prefixes:
-            is_one = all(prefix is prefixes[0] for prefix in prefixes)
-            past = prefixes[0] if is_one else stack(prefixes)
-        return self._score(make_inputs(rows, starts).map(lambda tensor: tensor.to(self._device)), past, pictures)
+    def _compute(
+        self,
+        inputs: Inputs,
+        past: Prefix | None,
+        pictures: Pictures = (),
+        *,
+        keep: int | Sequence[int] = 0,
+        lengths: Tensor | None = None,
+    ) -> tuple[Tensor, Prefix | None]:
+        """The hidden states (B, R, hidden) that are read, and the prefix that is kept."""
+        tokens = self._tokens(inputs, pictures)
+        return qwen3_5.forward(
+            self._spec,
+            self._weights,
+            positions=tokens.positions,
+            input_ids=tokens.input_ids,
+            embeds=tokens.embeds,
+            read=inputs.reads,
+            lengths=lengths,
+            prefix=past,
+            keep=keep,
+        )
 
-    def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]:
-        """The option scores of rows as in `scores`, and what their shared tokens leave behind, in one pass. past, of
-        one row of text, comes before them all."""
-        start = 0 if past is None else past.num_tokens
-        inputs = make_inputs(rows, [start] * len(rows)).map(lambda tensor: tensor.to(self._device))
-        tokens = self._tokens(inputs.ids, inputs.starts, [pictures_from(row.pictures, start) for row in rows])
-        lengths = [row.num_shared - start for row in rows]
-        keep = lengths if len(rows) > 1 else lengths[0]
-        hidden, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, read=inputs.reads, prefix=past, keep=keep)
-        assert prefix is not None
-        made = [prefix.row(index, row.num_shared) for index, row in enumerate(rows)] if len(rows) > 1 else [prefix]
-        return self._head.scores(hidden, inputs.score_reads, inputs.score_others), made
+    def _score(self, inputs: Inputs, states: Tensor) -> Tensor:
+        return self._head.scores(states, inputs.score_reads, inputs.score_others)
 
-    def _graph_for(self, rows: Sequence[Row], starts: Sequence[int]) -> Graph[Buffers] | None:
-        if self.graphs is None:
-            return None
-        width = max(row.num_tokens - start for row, start in zip(rows, starts, strict=True))
-        num_rows, past = first_fit(self.buckets.rows, len(rows)), max(starts)
-        if max(map(count_reads, rows)) > self.buckets.reads or max(map(count_scores, rows)) > self.buckets.scores:
-            self.graphs.num_plain += 1
-            return None
-        if past:
-            past = first_fit(self.buckets.pasts, past)
-            return self.graphs.find(Shape("continue", num_rows, first_fit(self.buckets.suffix_widths, width), past))
-        return self.graphs.find(Shape("whole", num_rows, first_fit(self.buckets.widths, width)))
-
-    def _score(self, inputs: Inputs, past: Prefix | None, pictures: Pictures = ()) -> Tensor:
-        tokens = self._tokens(inputs.ids, inputs.starts, pictures)
-        hidden, _ = qwen3_5.forward(self._spec, self._weights, **tokens, read=inputs.reads, prefix=past)
-        return self._head.scores(hidden, inputs.score_reads, inputs.score_others)
-
-    def _begin(self, ids: Tensor, lengths: Tensor, past: Prefix | None, pictures: Pictures = ()) -> Prefix:
-        starts = torch.full(ids.shape[:1], 0 if past is None else past.num_tokens, device=ids.device)
-        tokens = self._tokens(ids, starts, pictures)
-        mind = lengths if len(ids) > 1 or self.graphs is not None else None
-        _, prefix = qwen3_5.forward(self._spec, self._weights, **tokens, lengths=mind, prefix=past, keep=ids.shape[1])
+    def _begin(self, inputs: Inputs, lengths: Tensor) -> Prefix:
+        """The prefix that whole rows, of which nothing is read, leave behind. Its rows are padded."""
+        unread = Inputs(inputs.ids, inputs.starts, inputs.reads[:, :0], inputs.score_reads, inputs.score_others)
+        prefix = self._compute(unread, None, keep=inputs.ids.shape[1], lengths=lengths)[1]
         assert prefix is not None
         return prefix
 
-    def _tokens(self, ids: Tensor, starts: Tensor, pictures: Pictures) -> dict[str, Any]:
-        """What the forward is given: ids, or embeddings where a row shows a picture, and positions from `starts` on."""
+    def _tokens(self, inputs: Inputs, pictures: Pictures) -> Tokens:
         if any(pictures):
-            assert self.tower is not None
-            embeds, positions = self.tower.inputs(ids, starts, pictures, self._weights.embed)
-            return {"embeds": embeds, "positions": positions}
-        return {"input_ids": ids, "positions": starts.unsqueeze(1) + torch.arange(ids.shape[1], device=ids.device)}
+            assert self._tower is not None
+            embeds, positions = self._tower.inputs(inputs.ids, inputs.starts, pictures, self._weights.embed)
+            return Tokens(positions, embeds=embeds)
+        places = torch.arange(inputs.ids.shape[1], device=inputs.ids.device)
+        return Tokens(inputs.starts.unsqueeze(1) + places, input_ids=inputs.ids)
 
-    def use_graphs(self, backend: Capturer, buckets: Buckets, shapes: Sequence[Shape], max_bytes: int) -> None:
-        """Have passes of these shapes captured, the common ones first; `graphs.capture_next` captures one."""
-        self.buckets = buckets
-        one = torch.ones(1, 1, dtype=torch.long, device=self._device)
-        self.graphs = Graphs(backend, self._work, GRAPH_TOLERANCE, max_bytes)
+    def _shape_of(self, planned: Pass, rows: Sequence[Row]) -> Shape | None:
+        """The shape to which this pass is padded for a graph, or None where no graph runs such a pass."""
+        width = max(row.num_tokens - start for row, start in zip(rows, planned.starts, strict=True))
+        if not planned.reads:
+            return None if planned.past_keys else whole_shape(self.buckets, "begin", len(rows), width)
+        reads, scores = max(map(count_reads, rows)), max(map(count_scores, rows))
+        if planned.keep_keys or reads > self.buckets.reads or scores > self.buckets.scores:
+            return None
+        if planned.past_keys:
+            return suffix_shape(self.buckets, len(rows), width, max(planned.starts))
+        return whole_shape(self.buckets, "whole", len(rows), width)
+
+    def _replay(
+        self, graph: Graph[Buffers], planned: Pass, rows: Sequence[Row], past: Sequence[Prefix]
+    ) -> tuple[list[Scores], list[Prefix]]:
+        """Write the buffers, replay, and copy what came out before the next replay overwrites it."""
+        buffers = graph.buffers
+        inputs = make_inputs(rows, planned.starts, buffers.inputs.sizes)
+        if not planned.reads:
+            buffers.inputs.ids.copy_(inputs.ids, non_blocking=True)
+            lengths = torch.tensor([row.num_tokens for row in rows])
+            buffers.lengths[: len(rows)].copy_(lengths, non_blocking=True)
+            made = unflatten(graph.replay())
+            return [], [made.row(index, row.num_tokens) for index, row in enumerate(rows)]
+        for buffer, tensor in zip(buffers.inputs.tensors(), inputs.tensors(), strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        if buffers.past is not None:
+            buffers.past.write(past)
+        return split_scores(rows, graph.replay()[0]), []
+
+    def _prepare_graphs(self, capture: Capture) -> None:
+        """Queue the shapes for capture. The buffers of prefixes are made now: their layout is that of a sample."""
+        shapes = graph_shapes(capture.buckets, capture.max_tokens, capture.max_rows, self.max_tokens)
+        sample = empty_inputs((1, 1, 0, 0)).map(lambda tensor: tensor.to(self._device))
         pasts = [(shape.rows, shape.past) for shape in shapes if shape.past]
-        self._room = PrefixBuffers(self._begin(one, one[0], None), pasts)
-        common = [shape for shape in shapes if shape.is_common]
-        rest = [shape for shape in shapes if not shape.is_common]
-        self.graphs.waiting = [
-            shape for part in (common, rest) for shape in largest_first(part, lambda one: one.num_tokens)
-        ]
+        self._prefix_buffers = PrefixBuffers(self._begin(sample, sample.ids.new_ones(1)), pasts)
+        self.graphs = Graphs(capture.capturer, self._work, GRAPH_TOLERANCE, capture.memory)
+        self.graphs.waiting = in_order_of_capture(shapes)
 
     def _work(self, shape: Shape) -> Work[Buffers]:
-        """A shape's pass over buffers of its own, filled with something to check it on. Those of past rows are the
-        largest and shared by all shapes."""
-        sizes: Sizes = (shape.rows, shape.width, self.buckets.reads, self.buckets.scores)
-        inputs = empty_inputs(sizes).map(lambda tensor: tensor.to(self._device))
+        """A shape's pass over buffers of its own, filled with something on which the graph is checked. The buffers of
+        prefixes are the largest, and all shapes share them."""
+        reads, scores = self.buckets.reads, self.buckets.scores
+        inputs = empty_inputs((shape.rows, shape.width, reads, scores)).map(lambda tensor: tensor.to(self._device))
         count = torch.arange(shape.rows * shape.width, device=self._device)
         inputs.ids.copy_((count * PROBE_ID_STEP % self._spec.vocab_size).view(shape.rows, shape.width))
-        inputs.reads.copy_(
-            (torch.arange(self.buckets.reads, device=self._device) % shape.width).expand_as(inputs.reads)
-        )
-        inputs.score_reads.copy_(
-            torch.arange(self.buckets.scores, device=self._device).expand_as(inputs.score_reads) % self.buckets.reads
-        )
+        inputs.reads.copy_((torch.arange(reads, device=self._device) % shape.width).expand_as(inputs.reads))
+        inputs.score_reads.copy_(torch.arange(scores, device=self._device).expand_as(inputs.score_reads) % reads)
         inputs.starts.fill_(shape.past)
         lengths = torch.full((shape.rows,), shape.width, device=self._device)
-        past = self._room.view(shape.rows, shape.past) if shape.past else None
+        past = self._prefix_buffers.view(shape.rows, shape.past) if shape.past else None
         buffers = Buffers(inputs, lengths, past)
         if shape.kind == "begin":
-            return Work(buffers, lambda: flatten(self._begin(inputs.ids, lengths, None)))
-        return Work(buffers, lambda: (self._score(inputs, past),))
+            return Work(buffers, lambda: flatten(self._begin(inputs, lengths)))
+        return Work(buffers, lambda: (self._score(inputs, self._compute(inputs, past)[0]),))
+
+
+def join(past: Sequence[Prefix]) -> Prefix | None:
+    """The prefixes of rows as one: the rows share it without a copy where it is one and the same."""
+    if not past:
+        return None
+    return past[0] if all(prefix is past[0] for prefix in past) else stack(past)
 
 
 def flatten(prefix: Prefix) -> Outputs:

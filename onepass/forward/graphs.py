@@ -1,4 +1,4 @@
-"""Passes of fixed shapes, captured once and replayed; knows nothing of what they compute.
+"""Passes of fixed shapes that are captured once and replayed. It knows nothing of what they compute.
 
 A shape without a graph is not an error: its pass runs as it would have without graphs, and is counted. Worker thread
 only; a graph's outputs hold until the next replay of any graph, so whoever replays copies them first.
@@ -33,14 +33,14 @@ class Recording(Protocol):
 
 
 class Capturer(Protocol):
-    """Who captures: CUDA, or a stand-in that shows what would go wrong there."""
+    """Captures passes: CUDA does, or a stand-in that shows what would go wrong there."""
 
     def capture(self, run: Run) -> Recording:
         """Warm up, then record. Raises whatever the pass or the capture raises."""
         ...
 
     def used_bytes(self) -> int:
-        """Memory that is not free on the device, graphs' included."""
+        """The device's memory that is not free, with that of the graphs."""
         ...
 
 
@@ -77,6 +77,27 @@ class CudaCapturer:
         return total - free
 
 
+def make_capturer(device: torch.device) -> Capturer | None:
+    """What captures on this device, or None where nothing does."""
+    return CudaCapturer(device) if device.type == "cuda" else None
+
+
+@dataclass(slots=True)
+class GraphMemory:
+    """The memory that all graphs of a process may take together."""
+
+    max_bytes: int
+    num_bytes: int = 0  # taken so far
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.num_bytes >= self.max_bytes
+
+    def refuse_more(self) -> None:
+        """Let no more graphs be captured, since the device has no memory for them."""
+        self.max_bytes = min(self.max_bytes, self.num_bytes)
+
+
 Shape = TypeVar("Shape", bound=Hashable)
 Buffers = TypeVar("Buffers")
 
@@ -101,59 +122,67 @@ class Graph(Generic[Buffers]):
 
 @dataclass(slots=True)
 class Graphs(Generic[Shape, Buffers]):
-    """The shapes that are captured, those that are to be, and what became of the others."""
+    """The shapes that are captured, the shapes that will be, and why the others are not."""
 
-    backend: Capturer
-    make: Callable[[Shape], Work[Buffers]]  # with buffers that hold something the pass can compute on
-    tolerance: float  # of a graph's outputs from the same pass run plainly, over the largest of them
-    max_bytes: int
+    capturer: Capturer
+    make: Callable[[Shape], Work[Buffers]]  # its buffers hold something that the pass can compute on
+    tolerance: float  # how far a graph's outputs may be from those of a plain run, as a share of the largest
+    memory: GraphMemory
     waiting: list[Shape] = field(default_factory=list)  # in the order in which they will be captured
     ready: dict[Shape, Graph[Buffers]] = field(default_factory=dict)
     failed: dict[Shape, str] = field(default_factory=dict)  # shape -> why it runs plainly
-    num_bytes: int = 0
+    num_bytes: int = 0  # that these graphs have taken of the memory
     num_replays: int = 0
     num_plain: int = 0  # passes that had no graph
     seconds: float = 0.0  # spent capturing
 
     def capture_next(self) -> bool:
-        """Capture one shape, unless none waits. Returns whether more wait. Never raises for what a capture does."""
+        """Capture one shape, unless none waits. Returns whether more wait. A capture that fails raises nothing."""
         if not self.waiting:
             return False
         shape = self.waiting.pop(0)
-        started, before = time.monotonic(), self.backend.used_bytes()
+        started, before = time.monotonic(), self.capturer.used_bytes()
         try:
-            if self.num_bytes >= self.max_bytes:
+            if self.memory.is_used_up:
                 raise MemoryError("the graphs have used the memory they may use")
             self.ready[shape] = self._capture(self.make(shape))
-        except Exception as err:  # whatever it is, this shape runs plainly from now on
+        except Exception as err:  # whatever it is, passes of this shape run plainly from now on
             self.failed[shape] = f"{type(err).__name__}: {str(err).splitlines()[0][:200] if str(err) else ''}"
             logger.warning("no graph for %s: %s", shape, self.failed[shape])
             if isinstance(err, (torch.OutOfMemoryError, MemoryError)):
                 self.failed |= dict.fromkeys(self.waiting, "no memory is left for graphs")
                 self.waiting.clear()
-        self.num_bytes += max(0, self.backend.used_bytes() - before)
+                self.memory.refuse_more()
+        taken = max(0, self.capturer.used_bytes() - before)
+        self.num_bytes += taken
+        self.memory.num_bytes += taken
         self.seconds += time.monotonic() - started
         return bool(self.waiting)
 
     def _capture(self, work: Work[Buffers]) -> Graph[Buffers]:
         plain = tuple(output.clone() for output in work.run())
-        recording = self.backend.capture(work.run)
+        recording = self.capturer.capture(work.run)
         recording.replay()
         for mine, theirs in zip(recording.outputs, plain, strict=True):
             if not is_close(mine, theirs, self.tolerance):
                 raise ValueError("the graph's result differs from that of the same pass run plainly")
         return Graph(work.buffers, recording)
 
-    def find(self, shape: Shape) -> Graph[Buffers] | None:
-        """Its graph, or None, and it is counted which."""
-        graph = self.ready.get(shape)
+    def find(self, shape: Shape | None) -> Graph[Buffers] | None:
+        """The graph for a pass of this shape, or None; both are counted. A pass that no graph can run has no shape."""
+        graph = None if shape is None else self.ready.get(shape)
         if graph is None:
             self.num_plain += 1
         else:
             self.num_replays += 1
         return graph
 
+    def reset_counts(self) -> None:
+        """Count passes from zero; the graphs stay."""
+        self.num_replays = self.num_plain = 0
+
     def describe(self) -> dict[str, object]:
+        """The graphs' part of `/health`."""
         return {
             "captured": len(self.ready),
             "waiting": len(self.waiting),
@@ -166,7 +195,7 @@ class Graphs(Generic[Shape, Buffers]):
 
 
 def is_close(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
-    """Whether they differ by at most tolerance times the largest of theirs; not where anything is not a number."""
+    """Whether the two differ by at most `tolerance` times the largest of `theirs`. A NaN is close to nothing."""
     if mine.dtype == torch.bool:
         return torch.equal(mine, theirs)
     difference = (mine.double() - theirs.double()).abs().max()
@@ -174,5 +203,5 @@ def is_close(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:
 
 
 def largest_first(shapes: Sequence[Shape], size: Callable[[Shape], int]) -> list[Shape]:
-    """The order of capture: what a large graph has given back to the pool, smaller ones reuse."""
+    """The order of capture: smaller graphs reuse the memory that a larger one has given back to the pool."""
     return sorted(shapes, key=size, reverse=True)

@@ -1,4 +1,7 @@
-"""Prompt rows to the tensors of one pass. On the host: whoever runs the pass moves them."""
+"""Turns prompt rows into the tensors of one pass, and its scores into those of each question.
+
+The tensors are made on the host, and whoever runs the pass moves them. It knows nothing of the model.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,20 @@ from torch import Tensor
 
 from onepass.rows import Row
 
-DEFAULT_MAX_TOKENS = 4096  # of a row, for a configuration that names no limit
+DEFAULT_MAX_TOKENS = 4096  # that a row may have where the configuration names no limit
 
 Sizes = tuple[int, int, int, int]  # rows, tokens of a row, states read of a row, scores of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """B rows, padded on the right with zeros, which a causal model never reads."""
+    """B rows, padded on the right with zeros. A causal model never reads the padding."""
 
     ids: Tensor  # (B, T) long
     starts: Tensor  # (B,) long, the position of each row's first token
     reads: Tensor  # (B, R) long, the places among T whose states are read
     score_reads: Tensor  # (B, S) long, and
-    score_others: Tensor  # (B, S) long: what each score is made of, see `heads.Head`
+    score_others: Tensor  # (B, S) long: the two numbers from which each score is made, see `heads.Head`
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
         return Inputs(*(change(getattr(self, field.name)) for field in fields(self)))
@@ -50,7 +53,7 @@ def count_scores(row: Row) -> int:
 
 
 def make_inputs(rows: Sequence[Row], starts: Sequence[int], least: Sizes = (0, 0, 0, 0)) -> Inputs:
-    """The rows from token starts[i] on, padded to `least` or to the largest of them, whichever is more."""
+    """Row i from token starts[i] on; each size is that of `least`, or that of the largest row where this is more."""
     num_rows, width, num_reads, num_scores = (
         max(size, needed)
         for size, needed in zip(
@@ -90,7 +93,7 @@ def empty_inputs(sizes: Sizes) -> Inputs:
 
 
 def _score_parts(row: Row) -> Iterable[tuple[int, int]]:
-    """For each option of each question: which of the row's reads it is about, and its label or its question's end."""
+    """For each option of each question, the number of the read it is about, and its label or its question's end."""
     place = 0
     for read in row.reads:
         if read.label_ids:
@@ -102,7 +105,7 @@ def _score_parts(row: Row) -> Iterable[tuple[int, int]]:
 
 
 def split_scores(rows: Sequence[Row], scores: Tensor) -> list[list[list[float]]]:
-    """(B, S) scores to one list a question of each row; the batch's one copy from the device."""
+    """(B, S) scores to a list for each question of each row. This is the one copy of a batch from the device."""
     found = []
     for row, values in zip(rows, scores[: len(rows)].tolist(), strict=True):
         of_row, start = [], 0

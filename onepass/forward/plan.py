@@ -1,112 +1,191 @@
-"""Decides which rows run together: the cheapest batches under a token budget and a cost model.
+"""Plans the passes that answer rows: which rows run together, and which shared beginnings are computed once.
 
-Pure arithmetic on lengths; it knows no tensors, requests or queues.
+Pure: it sees tokens, the keys of what is kept, costs and limits. It knows nothing of tensors, requests and queues.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from onepass.forward.batches import CostModel, Limits, first_fit, plan_batches
+from onepass.rows import ID_BYTES, Row, pictures_from
+
+MAX_PAST_TOKENS = 1 << 16  # tokens before the rows of one pass: keys and values are laid out for each row
+MAX_NEW_PREFIXES = 64  # computed before the rows that continue them, where one pass continues several prefixes
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
-    """What one forward costs, in seconds. Measured by whoever runs them."""
+class Pass:
+    """One pass of the model over several rows.
 
-    launch_s: float  # whatever its size
-    token_s: float  # for each token, padding included
+    A row is computed from its start, after the prefix that it continues, to its end; where answers are not read, to
+    the end of its shared tokens. Either all rows of a pass continue a prefix or none does, and all or none are kept.
+    """
 
-    def __call__(self, num_rows: int, width: int) -> float:
-        return self.launch_s + self.token_s * num_rows * width
-
-    @classmethod
-    def fit(cls, samples: Iterable[tuple[int, float]]) -> "CostModel":
-        """The line through (tokens with padding, seconds), by least squares; neither part of it is below zero."""
-        points = list(samples)
-        mean_x = sum(x for x, _ in points) / len(points)
-        mean_y = sum(y for _, y in points) / len(points)
-        spread = sum((x - mean_x) ** 2 for x, _ in points)
-        slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else mean_y / max(mean_x, 1)
-        slope = max(0.0, slope)
-        if mean_y < slope * mean_x:  # a line that starts below zero: the one through zero instead
-            return cls(0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points))
-        return cls(mean_y - slope * mean_x, slope)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one batch may be, and the sizes that exist."""
-
-    max_tokens: int  # padding included; a row that is longer runs alone
-    max_rows: int
-    widths: tuple[
-        int, ...
-    ] = ()  # ascending; a batch is padded to the first that fits, beyond the last to its longest row
-    heights: tuple[int, ...] = ()  # the same for its number of rows
-
-    def bucket(self, num_rows: int, width: int) -> tuple[int, int]:
-        """The rows and the width that a batch of this size is padded to."""
-        return first_fit(self.heights, num_rows), first_fit(self.widths, width)
-
-    def allow(self, num_rows: int, width: int) -> bool:
-        rows, tokens = self.bucket(num_rows, width)
-        return num_rows == 1 or (num_rows <= self.max_rows and rows * tokens <= self.max_tokens)
-
-
-def first_fit(sizes: tuple[int, ...], size: int) -> int:
-    return next((fit for fit in sizes if fit >= size), size)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    rows: tuple[int, ...]  # indices into what was planned, longest first
+    rows: tuple[int, ...]  # indices into the rows that were planned
+    starts: tuple[int, ...]  # of each row, the number of tokens that come before what is computed
+    past_keys: tuple[bytes, ...]  # of each row, the key of the prefix it continues; empty: the rows are whole
+    keep_keys: tuple[bytes, ...]  # of each row, the key under which its shared tokens are kept; empty: none are
+    reads: bool  # whether answers are read
     num_rows: int  # padding included
-    width: int  # tokens that each row is padded to
-    prefix: Hashable | None  # that all its rows continue
-    cost_s: float
+    width: int  # tokens to which each row is padded
+
+    def select(self, rows: Sequence[Row]) -> list[Row]:
+        """What this pass computes of all rows that were planned."""
+        return [rows[index] if self.reads else rows[index].shared_part() for index in self.rows]
+
+    def count_tokens(self, rows: Sequence[Row]) -> int:
+        """The tokens that this pass computes, padding excluded. `rows` are those of `select`."""
+        return sum(row.num_tokens for row in rows) - sum(self.starts)
 
 
-def plan_batches(
-    lengths: Sequence[int], cost: CostModel, limits: Limits, prefixes: Sequence[Hashable | None] | None = None
-) -> list[Batch]:
-    """The cheapest batches that hold each row exactly once, the one with the earliest row first.
+class Keys(Protocol):
+    """A cache, as a planner sees it."""
 
-    lengths: tokens of each row that are to be computed, those of a shared prefix not among them; prefixes: which one
-    each row continues. Rows of different prefixes never share a batch. Within a prefix the result is the cheapest there
-    is: some cheapest plan takes its batches from the rows in order of length, and all such plans are searched. So it is
-    never dearer than running rows one by one, nor than filling batches in order of length."""
-    groups: dict[Hashable | None, list[int]] = {}
-    for row in range(len(lengths)):
-        groups.setdefault(prefixes[row] if prefixes is not None else None, []).append(row)
-    batches = [
-        batch
-        for prefix, rows in groups.items()
-        for batch in _plan_group(sorted(rows, key=lambda row: (-lengths[row], row)), lengths, cost, limits, prefix)
-    ]
-    return sorted(batches, key=lambda batch: min(batch.rows))
+    def __contains__(self, key: bytes, /) -> bool: ...
 
 
-def _plan_group(
-    rows: list[int], lengths: Sequence[int], cost: CostModel, limits: Limits, prefix: Hashable | None
-) -> list[Batch]:
-    """rows, longest first, cut where the sum of the costs is least. best[i] is the cheapest way to cut the first i."""
-    best: list[tuple[float, Batch | None]] = [(0.0, None)]
-    for end in range(1, len(rows) + 1):
-        choices: list[tuple[float, Batch]] = []
-        for start in range(end - 1, -1, -1):
-            num_rows, width = limits.bucket(end - start, lengths[rows[start]])
-            if not limits.allow(end - start, lengths[rows[start]]):
-                break  # more rows, and longer ones, will not fit either
-            price = cost(num_rows, width)
-            choices.append((best[start][0] + price, Batch(tuple(rows[start:end]), num_rows, width, prefix, price)))
-        best.append(min(choices, key=lambda choice: (choice[0], -len(choice[1].rows))))
-    batches: list[Batch] = []
-    end = len(rows)
-    while end:
-        batch = best[end][1]
-        assert batch is not None
-        batches.append(batch)
-        end -= len(batch.rows)
-    return batches
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The keys of the prefixes that are at hand."""
+
+    keys: Keys = frozenset[bytes]()
+    pinned: Collection[bytes] = ()  # those kept for good, of text alone: each key is its tokens
+
+    def find_pinned(self, ids: bytes) -> bytes | None:
+        """The longest pinned key with which `ids` begins."""
+        return max((key for key in self.pinned if ids.startswith(key)), key=len, default=None)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.pinned or key in self.keys
 
 
-def plan_cost(batches: Iterable[Batch]) -> float:
-    return sum(batch.cost_s for batch in batches)
+@dataclass(frozen=True, slots=True)
+class PrefixTokens:
+    """The first tokens of a row, which are computed apart from the rest."""
+
+    key: bytes
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """How rows become passes; the same rows, with the same prefixes at hand, give the same passes.
+
+    `past_sizes` are the lengths to which the prefixes before the rows of one pass are padded. Without them all rows of
+    a pass continue one and the same prefix, which is not copied for them.
+    """
+
+    cost: CostModel
+    limits: Limits  # of passes over whole rows and over prefixes
+    suffix_limits: Limits  # of passes over rows that continue a prefix
+    shares: bool  # whether a prefix can be computed apart from the rows that continue it
+    min_shared_tokens: int = 1  # a row that shares fewer is computed whole, unless a pinned prefix is at hand
+    past_sizes: tuple[int, ...] = ()
+
+    def plan(self, rows: Sequence[Row], kept: Kept) -> list[Pass]:
+        """The passes that answer each row exactly once, in the order in which they run."""
+        prefixes = {i: prefix for i, row in enumerate(rows) if (prefix := self.find_prefix(row, kept)) is not None}
+        passes = self._plan_whole(rows, [index for index in range(len(rows)) if index not in prefixes])
+        members_of: dict[bytes, list[int]] = {}
+        for index, prefix in prefixes.items():
+            members_of.setdefault(prefix.key, []).append(index)
+        if self._reads_and_keeps:
+            alone = [key for key, members in members_of.items() if len(members) == 1 and key not in kept]
+            passes += self._plan_reading_prefixes(rows, {members_of.pop(key)[0]: key for key in alone}, kept)
+        keys, step = list(members_of), MAX_NEW_PREFIXES if self.past_sizes else 1
+        for start in range(0, len(keys), step):
+            together = keys[start : start + step]
+            passes += self._plan_prefixes(rows, {members_of[key][0]: key for key in together if key not in kept}, kept)
+            members = sorted(index for key in together for index in members_of[key])
+            passes += self._plan_suffixes(rows, {index: prefixes[index] for index in members})
+        return passes
+
+    @property
+    def _reads_and_keeps(self) -> bool:
+        """Whether a new prefix with one row is computed in the same pass as the row. It is not if answers have to be
+        the same to the bit, and not with graphs, whose passes do the one or the other."""
+        return not self.past_sizes and self.limits.max_rows > 1
+
+    def find_prefix(self, row: Row, kept: Kept) -> PrefixTokens | None:
+        """The first tokens of the row that are computed apart, or None.
+
+        They are computed apart for any row whose shared tokens are many enough, whatever else is asked, so that its
+        answers are the same however often and with whatever they are asked. A row that shares fewer tokens may still
+        begin with a pinned prefix, which is the template's own."""
+        if not self.shares:
+            return None
+        if row.num_shared >= self.min_shared_tokens:
+            return PrefixTokens(row.shared_key(), row.num_shared)
+        pinned = kept.find_pinned(row.shared_ids())
+        return None if pinned is None else PrefixTokens(pinned, len(pinned) // ID_BYTES)
+
+    def plan_prefix(self, row: Row) -> Pass:
+        """The pass that computes the shared tokens of one row and keeps them."""
+        return Pass((0,), (0,), (), (row.shared_key(),), False, *self.limits.bucket(1, row.num_shared))
+
+    def _plan_whole(self, rows: Sequence[Row], chosen: list[int]) -> list[Pass]:
+        lengths, shows = [rows[i].num_tokens for i in chosen], [bool(rows[i].pictures) for i in chosen]
+        return [
+            Pass(take(chosen, batch.rows), (0,) * len(batch.rows), (), (), True, batch.num_rows, batch.width)
+            for batch in plan_batches(lengths, self.cost, self.limits, shows)
+        ]
+
+    def _plan_prefixes(self, rows: Sequence[Row], key_of: Mapping[int, bytes], kept: Kept) -> Iterable[Pass]:
+        """Passes that compute the prefixes with these keys, each from one row that begins with it. A prefix that is
+        computed alone continues the pinned one with which it begins."""
+        chosen = list(key_of)
+        parts = [rows[i].shared_part() for i in chosen]
+        lengths, shows = [part.num_tokens for part in parts], [bool(part.pictures) for part in parts]
+        for batch in plan_batches(lengths, self.cost, self.limits, shows):
+            members = take(chosen, batch.rows)
+            keys = tuple(key_of[index] for index in members)
+            past = kept.find_pinned(rows[members[0]].shared_ids()) if len(members) == 1 else None
+            if past is None:
+                yield Pass(members, (0,) * len(members), (), keys, False, batch.num_rows, batch.width)
+            else:
+                start = len(past) // ID_BYTES
+                size = self.limits.bucket(1, lengths[batch.rows[0]] - start)
+                yield Pass(members, (start,), (past,), keys, False, *size)
+
+    def _plan_reading_prefixes(self, rows: Sequence[Row], key_of: Mapping[int, bytes], kept: Kept) -> Iterable[Pass]:
+        """Passes over rows, each the only one with a new prefix, that read answers and keep the prefixes as well."""
+        chosen = list(key_of)
+        pasts = [kept.find_pinned(rows[i].shared_ids()) for i in chosen]
+        starts = [0 if past is None else len(past) // ID_BYTES for past in pasts]
+        lengths = [rows[i].num_tokens - start for i, start in zip(chosen, starts, strict=True)]
+        groups = [(past, bool(rows[i].pictures)) for i, past in zip(chosen, pasts, strict=True)]
+        for batch in plan_batches(lengths, self.cost, self.limits, groups):
+            members, past = take(chosen, batch.rows), pasts[batch.rows[0]]
+            past_keys = () if past is None else (past,) * len(members)
+            keys = tuple(key_of[index] for index in members)
+            yield Pass(members, take(starts, batch.rows), past_keys, keys, True, batch.num_rows, batch.width)
+
+    def _plan_suffixes(self, rows: Sequence[Row], prefixes: Mapping[int, PrefixTokens]) -> Iterable[Pass]:
+        """Passes over rows that continue a prefix which is at hand when they run."""
+        chosen = list(prefixes)
+        lengths = [rows[i].num_tokens - prefixes[i].num_tokens for i in chosen]
+        groups: list[Hashable] = [self._suffix_group(rows[i], prefixes[i]) for i in chosen]
+        for batch in plan_batches(lengths, self.cost, self.suffix_limits, groups):
+            longest = max(rows[chosen[place]].num_tokens for place in batch.rows)
+            most = max(1, MAX_PAST_TOKENS // longest)
+            for start in range(0, len(batch.rows), most):
+                places = batch.rows[start : start + most]
+                members = take(chosen, places)
+                starts = tuple(prefixes[index].num_tokens for index in members)
+                size = self.suffix_limits.bucket(len(places), max(lengths[place] for place in places))
+                yield Pass(members, starts, tuple(prefixes[index].key for index in members), (), True, *size)
+
+    def _suffix_group(self, row: Row, prefix: PrefixTokens) -> Hashable:
+        """Rows of one group may share a pass: those of one prefix, or of prefixes of like length where a pass has a
+        place for the prefix of each row. Rows that show pictures after their prefix run apart."""
+        if not self.past_sizes:
+            return prefix.key
+        shows = bool(pictures_from(row.pictures, prefix.num_tokens))
+        return first_fit(self.past_sizes, prefix.num_tokens), shows
+
+
+def take(values: Sequence[int], places: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values[place] for place in places)

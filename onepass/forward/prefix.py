@@ -1,16 +1,20 @@
-"""What rows leave behind for rows that continue them: keys and values, and the states of recurrent layers."""
+"""Prefixes: what the first tokens of rows leave behind for what continues them.
+
+These are keys and values, and the states of recurrent layers. It knows nothing of how they are computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-# What a layer leaves behind. Full attention: rotated keys, and values (B, kv_heads, P, D). Linear attention: the last
-# inputs of the convolution (B, K - 1, conv_channels), the recurrent state (B, value heads, Dk, Dv) in float32 at least.
+# What a layer leaves behind. Full attention leaves rotated keys, and values, both (B, kv_heads, P, D). Linear attention
+# leaves the last inputs of the convolution (B, K - 1, conv_channels), and the recurrent state (B, value heads, Dk, Dv)
+# in float32 at least.
 State = tuple[Tensor, Tensor]
 
 
@@ -20,30 +24,22 @@ def is_attention(state: State) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """B rows of P tokens, padding included. Never changed once made, so any number may share it."""
+    """B rows of P tokens, padding included. It never changes once it is made, so any number of rows may share it."""
 
     layers: tuple[State, ...]
-    valid: Tensor  # (B, P) bool, which positions of the keys and values are not padding
+    valid: Tensor  # (B, P) bool, False where the keys and values are padding
 
     @property
     def num_tokens(self) -> int:
-        """P"""
+        """Tokens of each row, padding included."""
         return self.valid.shape[1]
 
     @property
     def nbytes(self) -> int:
         return self.valid.nbytes + sum(first.nbytes + second.nbytes for first, second in self.layers)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Prefix:
-        """The same prefix with every tensor changed: copied, moved, rows of it chosen."""
-        return Prefix(tuple((change(first), change(second)) for first, second in self.layers), change(self.valid))
-
-    def select(self, rows: Tensor) -> Prefix:
-        """Fork: row i of the result continues row rows[i]. rows (B,) long."""
-        return self.map(lambda tensor: tensor.index_select(0, rows))
-
     def row(self, index: int, num_tokens: int) -> Prefix:
-        """One row without its padding, copied. num_tokens: how many of its P are not padding."""
+        """A copy of one row without its padding. num_tokens: how many of its tokens are not padding."""
 
         def cut(state: State) -> State:
             first, second = (tensor[index : index + 1] for tensor in state)
@@ -58,8 +54,8 @@ class Prefix:
     def write(self, rows: Sequence[Prefix]) -> None:
         """Copy prefixes of one row each into the first rows of this one, whose tensors are buffers.
 
-        What is left of a row is marked as padding and holds what it held before, which must be finite. Copies go
-        together, one for neighbours that are the same prefix: a batch of 32 would otherwise start 1,500 of them."""
+        The rest of a row is marked as padding and holds what it held before, which must be finite. All copies start
+        together, and neighbours that are the same prefix share one: a batch of 32 would otherwise start 1,500."""
         self.valid.zero_()
         buffers: list[Tensor] = []
         sources: list[Tensor] = []
@@ -78,7 +74,7 @@ class Prefix:
             torch._foreach_copy_(buffers, [s.expand_as(b) for s, b in zip(sources, buffers, strict=True)])
 
     def shapes(self, num_rows: int, num_tokens: int) -> list[tuple[torch.Size, torch.Size]]:
-        """Those of each layer's tensors, were there so many rows of so many tokens."""
+        """The shapes of each layer's tensors in a prefix of `num_rows` rows of `num_tokens` tokens."""
 
         def resize(state: State) -> tuple[torch.Size, torch.Size]:
             first, second = ([num_rows, *tensor.shape[1:]] for tensor in state)
@@ -90,10 +86,10 @@ class Prefix:
 
 
 class PrefixBuffers:
-    """Buffers for prefixes of several sizes, one at a time: each size is a view of the same memory."""
+    """Buffers that hold one prefix at a time, of one of several sizes: each size is a view of the same memory."""
 
     def __init__(self, sample: Prefix, sizes: Sequence[tuple[int, int]]) -> None:
-        """sample: any prefix of the model. sizes: (rows, tokens) that there must be room for."""
+        """sample: any prefix of the model. sizes: the (rows, tokens) for which there must be room."""
         self._sample = sample
         self._layers: list[tuple[Tensor, Tensor]] = []
         shapes = [sample.shapes(*size) for size in sizes]
@@ -105,7 +101,7 @@ class PrefixBuffers:
             self._layers.append((first, second))
 
     def view(self, num_rows: int, num_tokens: int) -> Prefix:
-        """All of it padding, and finite."""
+        """A prefix of this size, all of it padding and finite."""
         layers = tuple(
             (first[: one.numel()].view(one), second[: two.numel()].view(two))
             for (first, second), (one, two) in zip(self._layers, self._sample.shapes(num_rows, num_tokens), strict=True)
@@ -114,7 +110,7 @@ class PrefixBuffers:
 
 
 def stack(prefixes: Sequence[Prefix]) -> Prefix:
-    """Prefixes of one row each as rows of one, right-padded to the longest."""
+    """One prefix whose rows are the given prefixes of one row each, right-padded to the longest."""
     size = len(prefixes), max(prefix.num_tokens for prefix in prefixes)
     stacked = PrefixBuffers(prefixes[0], [size]).view(*size)
     stacked.write(prefixes)

@@ -1,19 +1,20 @@
 """The text body of Qwen3.5 for decisions: one prefill pass, hidden states at chosen positions.
 
-Owns the architecture: what a configuration means, which tensors it needs, the forward. Functions over dataclasses of
-tensors, for any device; no module state, no generation, no loss. No value on the device is read on the host and no
-shape depends on one: a call can be captured in a CUDA graph. It knows no files, tokens, scores or requests.
+It owns the architecture: what a configuration means, which tensors it needs, and the forward. All of it is functions
+over dataclasses of tensors, for any device, without module state. No value on the device is read on the host and no
+shape depends on one, so a call can be captured in a CUDA graph. It knows nothing of files, tokens, scores and requests.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from onepass.forward import kernels
+from onepass.forward.loader import TensorReader, UnsupportedModel, WeightLoader
 from onepass.forward.prefix import Prefix, State
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -22,17 +23,9 @@ MODEL_TYPES = ("qwen3_5", "qwen3_5_text")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 
 
-class UnsupportedModel(ValueError):
-    """The configuration asks for something this forward does not compute. The message is one line."""
-
-
-class BadWeights(ValueError):
-    """A tensor is missing or has another shape than the configuration says. The message is one line."""
-
-
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What of a Qwen3.5 text configuration the forward depends on."""
+    """The part of a Qwen3.5 text configuration on which the forward depends."""
 
     vocab_size: int
     hidden_size: int
@@ -168,55 +161,14 @@ class Weights:
         return self.layers[0].down.dtype  # what the layers compute in
 
 
-class TensorReader(Protocol):
-    """A checkpoint by tensor name: a dict, or something that reads each tensor from disk when asked."""
-
-    def keys(self) -> Iterable[str]: ...
-    def __getitem__(self, name: str, /) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Loader:
-    tensors: TensorReader
-    names: frozenset[str]
-    device: torch.device
-    dtype: torch.dtype
-    pack: bool
-
-    def read(self, name: str, *shape: int) -> Tensor:
-        if name not in self.names:
-            raise BadWeights(f"the checkpoint has no tensor {name}")
-        tensor = self.tensors[name]
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise BadWeights(f"tensor {name} is {tensor.dtype} {tuple(tensor.shape)}, expected a float of {shape}")
-        return tensor
-
-    def vector(self, name: str, size: int) -> Tensor:
-        return self.read(name, size).to(self.device, torch.promote_types(self.dtype, torch.float32))
-
-    def table(self, name: str, *shape: int) -> Tensor:
-        """A matrix whose rows are looked up one by one: never made wider than it is stored."""
-        tensor = self.read(name, *shape)
-        return tensor.to(self.device, tensor.dtype if tensor.element_size() <= self.dtype.itemsize else self.dtype)
-
-    def fused(self, columns: int, *parts: tuple[str, int]) -> Tensor:
-        """Copies of the named matrices one below the other, each source dropped before the next is read."""
-        whole = torch.empty(sum(rows for _, rows in parts), columns, dtype=self.dtype, device=self.device)
-        start = 0
-        for name, rows in parts:
-            whole[start : start + rows] = self.read(name, rows, columns)
-            start += rows
-        return kernels.pack_matrix(whole) if self.pack else whole
-
-
 def load_weights(
     spec: Spec, tensors: TensorReader, device: torch.device, dtype: torch.dtype, *, pack: bool = False
 ) -> Weights:
     """Read a checkpoint by name and fuse what is multiplied by the same input. Raises BadWeights.
 
-    pack: on the CPU keep matrices in the layout of kernels.pack_matrix, for rows of up to about 300 tokens.
-    Holds one source tensor at a time beside what it has built, so the peak is the weights and their largest matrix."""
-    loader = _Loader(tensors, frozenset(tensors.keys()), device, dtype, pack)
+    pack: on the CPU, matrices are kept in the layout of kernels.pack_matrix, which serves rows of up to about 300
+    tokens. The peak of memory is that of the weights and of their largest matrix."""
+    loader = WeightLoader.of(tensors, device, dtype, pack=pack)
     body = next(
         (prefix for prefix in BODY_PREFIXES if f"{prefix}embed_tokens.weight" in loader.names), BODY_PREFIXES[0]
     )
@@ -233,7 +185,7 @@ def load_weights(
     return Weights(embed, head, layers, norm, *(part.to(device) for part in turns))
 
 
-def _load_layer(spec: Spec, loader: _Loader, name: str, kind: str) -> LayerWeights:
+def _load_layer(spec: Spec, loader: WeightLoader, name: str, kind: str) -> LayerWeights:
     mlp, inner = f"{name}mlp.", spec.intermediate_size
     return LayerWeights(
         mixer=(_load_attention if kind == FULL else _load_linear)(spec, loader, name),
@@ -244,7 +196,7 @@ def _load_layer(spec: Spec, loader: _Loader, name: str, kind: str) -> LayerWeigh
     )
 
 
-def _load_attention(spec: Spec, loader: _Loader, name: str) -> AttentionWeights:
+def _load_attention(spec: Spec, loader: WeightLoader, name: str) -> AttentionWeights:
     name = f"{name}self_attn."
     queries, keys = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     return AttentionWeights(
@@ -256,14 +208,14 @@ def _load_attention(spec: Spec, loader: _Loader, name: str) -> AttentionWeights:
     )
 
 
-def _load_linear(spec: Spec, loader: _Loader, name: str) -> LinearWeights:
+def _load_linear(spec: Spec, loader: WeightLoader, name: str) -> LinearWeights:
     name = f"{name}linear_attn."
     heads, values = spec.linear_num_value_heads, spec.linear_num_value_heads * spec.linear_value_head_dim
     filters = (spec.conv_channels, 1, spec.linear_conv_kernel_dim)
     rows = (("qkv", spec.conv_channels), ("z", values), ("b", heads), ("a", heads))
     return LinearWeights(
         qkvzba=loader.fused(spec.hidden_size, *((f"{name}in_proj_{part}.weight", size) for part, size in rows)),
-        conv=loader.read(f"{name}conv1d.weight", *filters).to(loader.device, loader.dtype).view(filters[0], filters[2]),
+        conv=loader.cast(f"{name}conv1d.weight", *filters).view(filters[0], filters[2]),
         out=loader.fused(values, (f"{name}out_proj.weight", spec.hidden_size)),
         rate=-loader.vector(f"{name}A_log", heads).exp(),
         dt_bias=loader.vector(f"{name}dt_bias", heads),
@@ -275,8 +227,8 @@ Mixed = tuple[Tensor, State | None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
-    """Where some tokens stand and what they see."""
+class _Seen:
+    """The positions of some tokens, and what these tokens attend to."""
 
     cos: Tensor  # (B, tokens, rotary_dim / 2) float32
     sin: Tensor
@@ -285,15 +237,15 @@ class _Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all layers of one forward share."""
+    """What all layers of one pass share."""
 
-    all: _Sight
-    last: _Sight  # of the tokens that are read, for the last layer
-    chosen: Tensor  # (B * R,) where these are among B * T tokens
-    keep: int  # layers return what so many tokens of each row leave behind; 0: nothing
-    lengths: Tensor | None  # (B,), how many of these count; None: all, or nobody to mind it
-    real: Tensor  # (B, T) bool, which do
-    kept: Sequence[int]  # the lengths, where tokens come after them in rows of several; else empty
+    all: _Seen
+    last: _Seen  # of the tokens that are read, for the last layer
+    chosen: Tensor  # (B * R,) the places of these among the B * T tokens
+    keep: int  # layers return what this many tokens of each row leave behind; 0: nothing
+    lengths: Tensor | None  # (B,) how many of these tokens are not padding; None: it makes no difference
+    real: Tensor  # (B, T) bool, False for padding
+    kept: Sequence[int]  # the lengths, where several rows have tokens after them; else empty
 
 
 def forward(
@@ -308,26 +260,29 @@ def forward(
     prefix: Prefix | None = None,
     keep: int | Sequence[int] = 0,
 ) -> tuple[Tensor, Prefix | None]:
-    """One pass over right-padded rows. Returns their final-norm hidden states (B, R, H) at the positions read and, if
-    wanted, the prefix that the first `keep` of their T tokens, or so many of each row, are to others.
+    """One pass over right-padded rows. Returns their final-norm hidden states (B, R, H) at the positions that are read
+    and, if `keep` asks for it, the prefix that the first `keep` of the T tokens leave behind.
 
-    input_ids (B, T) long or embeds (B, T, H); positions (B, T), or (3, B, T) for time, height and width, going on where
-    the prefix's end; read (B, R) long, indices into T, None for none; prefix of B rows, or of one that all B continue.
-    Padding after the last token read changes nothing before it. lengths (B,) long, the tokens of each row that are not
-    padding, matter to a prefix of all T alone: without them every row's T tokens become part of it."""
+    input_ids (B, T) long or embeds (B, T, H). positions (B, T), or (3, B, T) for time, height and width; they go on
+    where the prefix ends. read (B, R) long, indices into T; None reads nothing. prefix: of B rows, or of one row that
+    all B continue. keep: one number for all rows, or a number for each. lengths (B,) long: the tokens of each row that
+    are not padding. They matter only to a prefix of all T tokens, of which padding would otherwise be a part; padding
+    after the last token that is read changes nothing before it."""
     x = F.embedding(input_ids, weights.embed) if embeds is None and input_ids is not None else embeds
     assert x is not None
     batch, length, _ = x.shape
     # Layers add to x in place, so it must not be the caller's tensor
     x = x.to(weights.dtype, copy=embeds is not None).reshape(batch * length, spec.hidden_size)
     step = _plan(weights, positions, read, lengths if keep == length else None, prefix, keep)
-    states: list[State] = []
+    states: list[State | None] = []
     for i, layer in enumerate(weights.layers):
         is_last = i + 1 == len(weights.layers)
         normed = kernels.rms_norm(x, layer.input_norm, spec.eps).view(batch, length, -1)
         past = None if prefix is None else prefix.layers[i]
-        mix: Any = _attention if isinstance(layer.mixer, AttentionWeights) else _linear_attention
-        mixed, state = mix(spec, layer.mixer, normed, step, past, is_last)
+        if isinstance(layer.mixer, AttentionWeights):
+            mixed, state = _attention(spec, layer.mixer, normed, step, past, is_last)
+        else:
+            mixed, state = _linear_attention(spec, layer.mixer, normed, step, past, is_last)
         states.append(state)
         if is_last:  # the mixer has returned only what is read, and nothing else of x is needed any more
             x = x.index_select(0, step.chosen)
@@ -339,7 +294,8 @@ def forward(
     if not step.keep:
         return hidden, None
     before = () if prefix is None else (prefix.valid.expand(batch, -1),)
-    return hidden, Prefix(tuple(states), torch.cat((*before, step.real[:, : step.keep]), dim=1))
+    kept = tuple(state for state in states if state is not None)
+    return hidden, Prefix(kept, torch.cat((*before, step.real[:, : step.keep]), dim=1))
 
 
 def _plan(
@@ -364,24 +320,25 @@ def _plan(
     mask = None if before is None else kernels.attention_mask((order <= order[:, None])[None], before, weights.dtype)
     last_mask = kernels.attention_mask(order <= read.unsqueeze(-1), before, weights.dtype)
     real = order.expand(batch, -1) < (length if lengths is None else lengths.unsqueeze(1))
-    every, last = _Sight(angles.cos(), angles.sin(), mask), _Sight(at_read.cos(), at_read.sin(), last_mask)
-    return _Pass(every, last, chosen, keep, lengths, real, kept)
+    whole, last = _Seen(angles.cos(), angles.sin(), mask), _Seen(at_read.cos(), at_read.sin(), last_mask)
+    return _Pass(whole, last, chosen, keep, lengths, real, kept)
 
 
 def _attention(spec: Spec, w: AttentionWeights, x: Tensor, step: _Pass, past: State | None, is_last: bool) -> Mixed:
-    """x (B, T, H), normed, to (tokens, heads D), in the last layer only of those read; and what is kept."""
+    """From x (B, T, H), normed: (tokens, heads D), in the last layer only of the tokens that are read, and what is
+    kept."""
     batch, _, hidden_size = x.shape
-    sight, asking = step.all, x
+    seen, asking = step.all, x
     if is_last:
-        sight, asking = step.last, x.view(-1, hidden_size).index_select(0, step.chosen).view(batch, -1, hidden_size)
+        seen, asking = step.last, x.view(-1, hidden_size).index_select(0, step.chosen).view(batch, -1, hidden_size)
     q_gate = kernels.linear(asking, w.qg).view(batch, -1, spec.num_attention_heads, 2, spec.head_dim)
     k_v = kernels.linear(x, w.kv).view(batch, -1, 2, spec.num_key_value_heads, spec.head_dim)
-    q = kernels.norm_rotate(q_gate[..., 0, :], w.q_norm, sight.cos, sight.sin, spec.eps)
+    q = kernels.norm_rotate(q_gate[..., 0, :], w.q_norm, seen.cos, seen.sin, spec.eps)
     k = kernels.norm_rotate(k_v[:, :, 0], w.k_norm, step.all.cos, step.all.sin, spec.eps).transpose(1, 2)
     v = k_v[:, :, 1].transpose(1, 2)
     if past is not None:
         k, v = (torch.cat((old.expand(batch, -1, -1, -1), new), dim=2) for old, new in zip(past, (k, v), strict=True))
-    mixed = (kernels.attention(q, k, v, sight.mask) * q_gate[..., 1, :].sigmoid()).flatten(2).flatten(0, 1)
+    mixed = (kernels.attention(q, k, v, seen.mask) * q_gate[..., 1, :].sigmoid()).flatten(2).flatten(0, 1)
     if not step.keep:
         return mixed, None
     kept = k.shape[2] - x.shape[1] + step.keep
@@ -389,7 +346,8 @@ def _attention(spec: Spec, w: AttentionWeights, x: Tensor, step: _Pass, past: St
 
 
 def _linear_attention(spec: Spec, w: LinearWeights, x: Tensor, step: _Pass, past: State | None, is_last: bool) -> Mixed:
-    """x (B, T, H), normed, to (tokens, value channels), in the last layer only of those read; and what is kept."""
+    """From x (B, T, H), normed: (tokens, value channels), in the last layer only of the tokens that are read, and what
+    is kept."""
     batch, length, _ = x.shape
     heads, key_heads, key_dim = spec.linear_num_value_heads, spec.linear_num_key_heads, spec.linear_key_head_dim
     values = heads * spec.linear_value_head_dim

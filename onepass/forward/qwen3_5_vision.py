@@ -1,9 +1,9 @@
 """The vision tower of Qwen3.5: patches of pictures to embeddings that stand in a prompt like those of words.
 
-Owns the tower's architecture: what a configuration means, which tensors it needs, the forward. Functions over
-dataclasses of tensors; no module state. What depends on a picture's size (interpolated positions, rotary angles) is
-made once a size, beside the forward, which reads no value on the host and has no shape that depends on one: a call can
-be captured in a CUDA graph. It knows no files, pixels or prompts.
+It owns the tower's architecture: what a configuration means, which tensors it needs, and the forward. All of it is
+functions over dataclasses of tensors, without module state. What depends on a picture's size (interpolated positions,
+rotary angles) is made once for each size, beside the forward. The forward reads no value on the host and has no shape
+that depends on one, so a call can be captured in a CUDA graph. It knows nothing of files, pixels and prompts.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.forward.qwen3_5 import BadWeights, TensorReader, UnsupportedModel
+from onepass.forward.loader import TensorReader, UnsupportedModel, WeightLoader
 
 PREFIXES = ("model.visual.", "visual.")
 LAYER_NORM_EPS = 1e-6
@@ -22,7 +22,7 @@ LAYER_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What of a Qwen3.5 vision configuration the forward depends on."""
+    """The part of a Qwen3.5 vision configuration on which the forward depends."""
 
     depth: int
     hidden_size: int
@@ -42,7 +42,7 @@ class Spec:
 
     @property
     def merged(self) -> int:
-        """Patches a token."""
+        """Patches that become one token."""
         return self.spatial_merge_size**2
 
     @classmethod
@@ -72,7 +72,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A product and what is added to it, or a norm's scale and shift."""
+    """A matrix and its bias, or a norm's scale and shift."""
 
     weight: Tensor
     bias: Tensor
@@ -108,30 +108,17 @@ def has_weights(tensors: TensorReader) -> bool:
 
 def load_weights(spec: Spec, tensors: TensorReader, device: torch.device, dtype: torch.dtype) -> Weights:
     """Read a checkpoint by name. Raises BadWeights."""
-    names = frozenset(tensors.keys())
-    prefix = next((prefix for prefix in PREFIXES if f"{prefix}patch_embed.proj.weight" in names), PREFIXES[0])
-
-    def read(name: str, *shape: int) -> Tensor:
-        if prefix + name not in names:
-            raise BadWeights(f"the checkpoint has no tensor {prefix}{name}")
-        tensor = tensors[prefix + name]
-        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
-            raise BadWeights(
-                f"tensor {prefix}{name} is {tensor.dtype} {tuple(tensor.shape)}, expected a float of {shape}"
-            )
-        return tensor
+    loader = WeightLoader.of(tensors, device, dtype)
+    prefix = next((prefix for prefix in PREFIXES if f"{prefix}patch_embed.proj.weight" in loader.names), PREFIXES[0])
 
     def affine(name: str, *shape: int) -> Affine:
-        weight, bias = read(f"{name}.weight", *shape), read(f"{name}.bias", shape[0])
-        return Affine(weight.to(device, dtype), bias.to(device, dtype))
+        return Affine(loader.cast(f"{prefix}{name}.weight", *shape), loader.cast(f"{prefix}{name}.bias", shape[0]))
 
     hidden, inner, merged = spec.hidden_size, spec.intermediate_size, spec.hidden_size * spec.merged
     side = int(spec.num_position_embeddings**0.5)
-    kernel = read(
-        "patch_embed.proj.weight",
-        *(hidden, spec.in_channels, spec.temporal_patch_size, spec.patch_size, spec.patch_size),
-    )
-    frames = kernel.to(torch.promote_types(dtype, torch.float32)).sum(2).flatten(1)
+    kernel_shape = (hidden, spec.in_channels, spec.temporal_patch_size, spec.patch_size, spec.patch_size)
+    kernel = loader.read(f"{prefix}patch_embed.proj.weight", *kernel_shape)
+    frames = kernel.to(loader.wide_dtype).sum(2).flatten(1)
     blocks = tuple(
         BlockWeights(
             norm1=affine(f"{name}norm1", hidden),
@@ -144,9 +131,9 @@ def load_weights(spec: Spec, tensors: TensorReader, device: torch.device, dtype:
         for name in (f"blocks.{i}." for i in range(spec.depth))
     )
     return Weights(
-        patch=Affine(frames.to(device, dtype), read("patch_embed.proj.bias", hidden).to(device, dtype)),
-        positions=read("pos_embed.weight", side * side, hidden)
-        .to(device, torch.promote_types(dtype, torch.float32))
+        patch=Affine(frames.to(device, dtype), loader.cast(f"{prefix}patch_embed.proj.bias", hidden)),
+        positions=loader.read(f"{prefix}pos_embed.weight", side * side, hidden)
+        .to(device, loader.wide_dtype)
         .view(side, side, hidden),
         blocks=blocks,
         merge_norm=affine("merger.norm", hidden),
@@ -157,7 +144,7 @@ def load_weights(spec: Spec, tensors: TensorReader, device: torch.device, dtype:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What all pictures of one size share, patches in the order in which they merge."""
+    """The tables that all pictures of one size share. Patches are in the order in which they merge."""
 
     positions: Tensor  # (P, H), in the tower's dtype
     cos: Tensor  # (P, head_dim / 2) float32
@@ -165,7 +152,8 @@ class Grid:
 
 
 def make_grid(spec: Spec, weights: Weights, height: int, width: int) -> Grid:
-    """For pictures of height x width patches: learned positions interpolated between the corners, rotary angles."""
+    """The tables of pictures of height x width patches: learned positions, interpolated between the corners, and rotary
+    angles."""
     side, merge = weights.positions.shape[0], spec.spatial_merge_size
     rows, columns = (_stretch(size, side, weights.positions) for size in (height, width))
     positions = torch.einsum("hs,stc,wt->hwc", rows, weights.positions, columns)
@@ -186,7 +174,7 @@ def make_grid(spec: Spec, weights: Weights, height: int, width: int) -> Grid:
 
 
 def _stretch(size: int, side: int, like: Tensor) -> Tensor:
-    """(size, side): the weights that interpolate `side` values linearly to `size`, first and last on each other."""
+    """(size, side): the weights that interpolate `side` values linearly to `size`. The first and last values stay."""
     places = torch.linspace(0, side - 1, size, device=like.device, dtype=like.dtype)
     distance = (places[:, None] - torch.arange(side, device=like.device, dtype=like.dtype)).abs()
     return (1 - distance).clamp_(min=0)
@@ -201,11 +189,11 @@ def forward(
     sin: Tensor,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Pictures of P patches each to (B, P / merged, out_hidden) embeddings.
+    """Turn pictures of P patches each into (B, P / merged, out_hidden) embeddings.
 
-    patches (B, P, channels * patch * patch), normalised; positions (B or 1, P, H), cos and sin (B or 1, P, half a head)
-    as in Grid. Pictures of different sizes are padded at the end, with anything finite, and lengths (B,) says how many
-    patches are real; their own embeddings come first."""
+    patches (B, P, channels * patch * patch), normalised. positions (B or 1, P, H), cos and sin (B or 1, P, half a head)
+    are those of Grid. Pictures of different sizes are padded at the end with anything finite, and lengths (B,) says how
+    many patches of each are real; the embeddings of these come first."""
     x = F.linear(patches.to(weights.dtype), weights.patch.weight, weights.patch.bias) + positions
     batch, num_patches, _ = x.shape
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

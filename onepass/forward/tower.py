@@ -1,15 +1,13 @@
 """Owns the loaded vision tower: which pictures are encoded together, what is kept of them, and how rows show them.
 
-Worker thread only. `qwen3_5_vision.py` has the forward; this puts its embeddings and M-RoPE's positions among those of
-words.
+`qwen3_5_vision.py` has the forward; this module puts its embeddings, and the positions of M-RoPE, among those of words.
+It knows nothing of picture files and of prompts. Worker thread only.
 """
 
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,21 +16,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from images import Picture, Settings
-from onepass.checkpoint import weight_files
+from onepass.cache import LruCache
+from onepass.checkpoint import Checkpoint, weight_files
 from onepass.forward import qwen3_5_vision
-from onepass.forward.graphs import Capturer, Graphs, Work, largest_first
-from onepass.forward.plan import CostModel, Limits, plan_batches
-from onepass.forward.qwen3_5 import BadWeights, UnsupportedModel
+from onepass.forward.batches import CostModel, Limits, plan_batches
+from onepass.forward.graphs import Capturer, GraphMemory, Graphs, Work, largest_first
+from onepass.forward.loader import BadWeights, UnsupportedModel
 from onepass.forward.weights import SafetensorsReader
 from onepass.rows import PictureTokens, PlacedPicture
-from onepass.state_cache import StateCache
 
-MAX_KEPT_GRIDS = 64  # sizes of pictures; of 784 patches and width 1152 one takes 4 MB
+MAX_KEPT_GRIDS = 64  # sizes of pictures whose tables are kept; of 784 patches and width 1152 they take 4 MB
 TOKEN_KEYS = {"start": "vision_start_token_id", "pad": "image_token_id", "end": "vision_end_token_id"}
 
 
 class Buffers(NamedTuple):
-    """What a padded pass reads: see `vision.forward`."""
+    """The tensors from which a padded pass computes: see `qwen3_5_vision.forward`."""
 
     patches: Tensor
     positions: Tensor
@@ -59,7 +57,7 @@ class Tower:
         self.settings, self.tokens = settings, tokens
         self._spec, self._weights = spec, weights
         self._cost, self._limits = cost, limits
-        self._embeds: StateCache[Tensor] = StateCache(cache_bytes)
+        self._embeds: LruCache[bytes, Tensor] = LruCache(cache_bytes, lambda embeds: embeds.nbytes)
         self._grid = functools.lru_cache(MAX_KEPT_GRIDS)(functools.partial(qwen3_5_vision.make_grid, spec, weights))
         self.num_encoded = self.num_reused = 0
         self.graphs: Graphs[tuple[int, int], Buffers] | None = None  # by pictures and patches
@@ -67,7 +65,7 @@ class Tower:
     @classmethod
     def load(
         cls,
-        folder: Path,
+        checkpoint: Checkpoint,
         device: torch.device,
         dtype: torch.dtype,
         *,
@@ -76,35 +74,38 @@ class Tower:
         limits: Limits,
         cache_bytes: int,
     ) -> Tower:
-        """Raises `UnsupportedModel` for a checkpoint that sees nothing or not in the way known here, and `BadWeights`,
-        `SafetensorError` or `StartupError` for one that is broken."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = SafetensorsReader(weight_files(folder))
-        if not isinstance(config.get("vision_config"), dict) or not qwen3_5_vision.has_weights(tensors):
+        """Raises `UnsupportedModel` for a checkpoint without a vision tower, or with one that is not known here; and
+        `BadWeights`, `SafetensorError` or `StartupError` for one that is broken."""
+        config, text = checkpoint.config, checkpoint.text_config
+        reader = SafetensorsReader(weight_files(checkpoint.folder))
+        if not isinstance(config.get("vision_config"), dict) or not qwen3_5_vision.has_weights(reader):
             raise UnsupportedModel("the checkpoint has no vision tower")
         spec = qwen3_5_vision.Spec.from_config(config["vision_config"])
-        settings = Settings.load(folder, max_pixels)
+        settings = Settings.load(checkpoint.folder, max_pixels)
         if settings is None:
             raise UnsupportedModel("the checkpoint has no preprocessor_config.json")
         if (settings.patch_size, settings.merge_size) != (spec.patch_size, spec.spatial_merge_size):
             raise UnsupportedModel("preprocessor_config.json and vision_config differ in patch or merge size")
-        text = config.get("text_config", config)
-        ids = {name: config.get(key) for name, key in TOKEN_KEYS.items()}
-        for name, id_ in ids.items():
-            if type(id_) is not int or not 0 <= id_ < text["vocab_size"]:
-                raise BadWeights(f"config.json: {TOKEN_KEYS[name]} must be a token of the vocabulary, not {id_!r}")
-        if spec.out_hidden_size != text["hidden_size"]:
+        tokens = PictureTokens(**{name: _read_token(config, key, text) for name, key in TOKEN_KEYS.items()})
+        if spec.out_hidden_size != text.get("hidden_size"):
             raise BadWeights("config.json: out_hidden_size of the vision tower is not the model's hidden_size")
-        weights = qwen3_5_vision.load_weights(spec, tensors, device, dtype)
-        return cls(spec, weights, settings, PictureTokens(**ids), cost=cost, limits=limits, cache_bytes=cache_bytes)
+        weights = qwen3_5_vision.load_weights(spec, reader, device, dtype)
+        return cls(spec, weights, settings, tokens, cost=cost, limits=limits, cache_bytes=cache_bytes)
 
     def clear(self) -> None:
-        """Give back the memory of what is kept."""
+        """Give back the memory of the embeddings that are kept."""
         self._embeds.clear()
+
+    def reset_counts(self) -> None:
+        """Count pictures and passes from zero; what is kept stays."""
+        self.num_encoded = self.num_reused = 0
+        self._embeds.reset_counts()
+        if self.graphs is not None:
+            self.graphs.reset_counts()
 
     def describe(self) -> dict[str, Any]:
         return {
-            "image_cache_bytes": self._embeds.num_bytes,
+            "image_cache_bytes": self._embeds.cost,
             "images_encoded": self.num_encoded,
             "images_reused": self.num_reused,
             "image_graphs": self.graphs.describe() if self.graphs else None,
@@ -113,22 +114,22 @@ class Tower:
     def inputs(
         self, ids: Tensor, starts: Tensor, pictures: Sequence[tuple[PlacedPicture, ...]], table: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the text body is given for rows that show pictures: embeddings (B, T, hidden) and positions (3, B, T).
+        """What the text model is given for rows that show pictures: embeddings (B, T, hidden), positions (3, B, T).
 
-        ids (B, T); starts (B,), the position of each row's first token; pictures: of each row, counted from that token;
-        table: the embeddings of words."""
+        ids (B, T). starts (B,): the position of each row's first token. pictures: those of each row, with places
+        counted from that token. table: the embeddings of words."""
         batch, length = ids.shape
-        shown = [(row * length + one.start, one.picture) for row, of_row in enumerate(pictures) for one in of_row]
-        self.encode([picture for _, picture in shown])
-        places = np.concatenate([np.arange(first, first + picture.num_tokens) for first, picture in shown])
-        values = torch.cat([picture.embeds for _, picture in shown if picture.embeds is not None])
+        placed = [(row * length + one.start, one.picture) for row, of_row in enumerate(pictures) for one in of_row]
+        self.encode([picture for _, picture in placed])
+        places = np.concatenate([np.arange(first, first + picture.num_tokens) for first, picture in placed])
+        values = torch.cat([picture.embeds for _, picture in placed if picture.embeds is not None])
         embeds = F.embedding(ids, table).to(self._weights.dtype)
         embeds.view(batch * length, -1).index_copy_(0, torch.from_numpy(places).to(ids.device), values)
         positions = np.stack([rope_positions(length, of_row) for of_row in pictures], axis=1)
         return embeds, torch.from_numpy(positions).to(ids.device) + starts[:, None]
 
     def encode(self, pictures: Iterable[Picture]) -> None:
-        """Give each picture its embeddings: those it has, those that are kept, or the tower's."""
+        """Give each picture its embeddings, unless it has them: those that are kept, or new ones from the tower."""
         missing: dict[bytes, list[Picture]] = {}
         for picture in pictures:
             picture.embeds = picture.embeds if picture.embeds is not None else self._embeds.get(picture.digest)
@@ -150,9 +151,8 @@ class Tower:
             self.num_encoded += len(chosen)
 
     def _run(self, pictures: list[Picture], num_rows: int, width: int) -> Tensor:
-        """(num_rows, width / merged, hidden) embeddings; rows and patches beyond the pictures' are padding.
-
-        They hold until the next call."""
+        """Embeddings (num_rows, width / merged, hidden), which hold until the next call. The pictures' own come first,
+        the rest is padding."""
         device = self._weights.patch.weight.device
         patches = [self.settings.patches(picture.pixels.to(device)) for picture in pictures]
         grids = [self._grid(*picture.grid) for picture in pictures]
@@ -174,7 +174,7 @@ class Tower:
         return qwen3_5_vision.forward(self._spec, self._weights, *buffers)
 
     def _buffers(self, shape: tuple[int, int]) -> Buffers:
-        """What a padded pass over (pictures, patches) reads: finite, whatever of it is padding."""
+        """The buffers of a padded pass over (pictures, patches). All they hold is finite."""
         spec, weights = self._spec, self._weights
         device = weights.positions.device
         return Buffers(
@@ -185,11 +185,11 @@ class Tower:
             lengths=torch.full(shape[:1], shape[1], device=device),
         )
 
-    def use_graphs(self, backend: Capturer, tolerance: float, max_bytes: int) -> None:
-        """Have a pass captured for each of the buckets; `graphs.capture_next` captures one."""
+    def use_graphs(self, capturer: Capturer, tolerance: float, memory: GraphMemory) -> None:
+        """Queue a pass of each bucket for capture; `graphs.capture_next` captures one."""
         limits = self._limits
         shapes = [(rows, width) for rows in limits.heights for width in limits.widths if limits.allow(rows, width)]
-        self.graphs = Graphs(backend, self._work, tolerance, max_bytes)
+        self.graphs = Graphs(capturer, self._work, tolerance, memory)
         self.graphs.waiting = largest_first(shapes, lambda shape: shape[0] * shape[1])
 
     def _work(self, shape: tuple[int, int]) -> Work[Buffers]:
@@ -199,19 +199,27 @@ class Tower:
         return Work(buffers, lambda: (self._forward(buffers),))
 
 
+def _read_token(config: Mapping[str, Any], key: str, text_config: Mapping[str, Any]) -> int:
+    """The token id that config.json gives under `key`. Raises `BadWeights`."""
+    token, size = config.get(key), text_config.get("vocab_size")
+    if type(token) is not int or type(size) is not int or not 0 <= token < size:
+        raise BadWeights(f"config.json: {key} must be a token of the vocabulary, not {token!r}")
+    return token
+
+
 def rope_positions(num_tokens: int, pictures: Iterable[PlacedPicture]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """(3, num_tokens): time, height and width of each token, as M-RoPE counts them.
 
-    Text goes on by one in all three. A picture stands still in time, counts its own rows and columns, and what follows
-    it goes on after the longer of the two.
+    A token of text adds one to all three. Inside a picture time stands still, and height and width count its rows and
+    columns; what follows a picture goes on after the longer of its sides.
     """
     steps = np.ones(num_tokens, dtype=np.int64)
     inside = np.zeros((2, num_tokens), dtype=np.int64)
-    for shown in pictures:
-        rows, columns = shown.picture.shape
-        end = shown.start + rows * columns
-        steps[shown.start + 1 : end] = 0
-        steps[end : end + 1] = shown.picture.span
-        inside[:, shown.start : end] = np.divmod(np.arange(rows * columns), columns)
+    for placed in pictures:
+        rows, columns = placed.picture.shape
+        end = placed.start + rows * columns
+        steps[placed.start + 1 : end] = 0
+        steps[end : end + 1] = placed.picture.span
+        inside[:, placed.start : end] = np.divmod(np.arange(rows * columns), columns)
     time = np.cumsum(steps) - 1
     return np.stack((time, time + inside[0], time + inside[1]))

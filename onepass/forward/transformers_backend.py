@@ -1,4 +1,7 @@
-"""The Hugging Face library's own model class as a body, for every architecture that our forward does not cover."""
+"""The Hugging Face library's own model class as a backend, for every architecture that our forward does not cover.
+
+It owns the model object and the score head. It knows nothing of which rows run together.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from onepass.errors import StartupError
+from onepass.forward.backend import Scores
+from onepass.forward.buckets import Buckets
+from onepass.forward.graphs import Graphs
 from onepass.forward.heads import Head, LabelHead, PointerHead
-from onepass.forward.inputs import DEFAULT_MAX_TOKENS, Inputs, make_inputs
+from onepass.forward.inputs import DEFAULT_MAX_TOKENS, make_inputs, split_scores
+from onepass.forward.plan import Pass
 from onepass.forward.prefix import Prefix
-from onepass.rows import PrefixTokens, Readout, Row
+from onepass.rows import Readout, Row
 
 # These rescale the rotary frequencies by the batch's longest row: a row's answer would depend on the others.
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -27,8 +34,10 @@ HEAD_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02
 class TransformersBackend:
     """Worker thread only."""
 
-    backend = "transformers"
-    can_share = False  # a cache of the library's is changed by who continues it
+    name = "transformers"
+    shares_prefixes = False  # whoever continues one of the library's caches changes it
+    buckets = Buckets()
+    graphs: Graphs[Any, Any] | None = None
 
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, readout: Readout) -> None:
         """Raises `StartupError`."""
@@ -36,8 +45,7 @@ class TransformersBackend:
         with hidden_packages(device):
             self._model = load_library_model(folder, device, dtype)
         config = self._model.config.get_text_config()
-        self.hidden_size = config.hidden_size
-        self.max_tokens = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS
+        self.max_tokens: int = getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_TOKENS
         rope = getattr(config, "rope_parameters", None) or {}
         self._pads = rope.get("rope_type", "default") not in LENGTH_DEPENDENT_ROPE
         matrix = self._model.get_output_embeddings()
@@ -50,19 +58,18 @@ class TransformersBackend:
         self._check_labels(labels)
         self._head: Head = labels
         if readout == "pointer":
-            self._head = PointerHead.load(folder, self.hidden_size, device)
+            self._head = PointerHead.load(folder, config.hidden_size, device)
 
-    def begin(self, beginnings: Sequence[PrefixTokens], past: Prefix | None = None) -> list[Prefix]:
-        raise NotImplementedError
+    def run(self, planned: Pass, rows: Sequence[Row], past: Sequence[Prefix]) -> tuple[list[Scores], list[Prefix]]:
+        """See `Backend.run`. Its passes are over whole rows."""
+        return split_scores(rows, self._score(rows)), []
 
-    def scores_and_beginnings(self, rows: Sequence[Row], past: Prefix | None = None) -> tuple[Tensor, list[Prefix]]:
-        raise NotImplementedError
-
-    def scores(self, rows: Sequence[Row], prefixes: Sequence[Prefix] | None = None) -> Tensor:
+    def _score(self, rows: Sequence[Row]) -> Tensor:
+        """(B, S) float32, the scores of each row."""
         if not self._pads and len(rows) > 1:
-            parts = [self.scores([row])[0] for row in rows]
+            parts = [self._score([row])[0] for row in rows]
             return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-        inputs: Inputs = make_inputs(rows, [0] * len(rows)).map(lambda tensor: tensor.to(self._device))
+        inputs = make_inputs(rows, [0] * len(rows)).map(lambda tensor: tensor.to(self._device))
         arguments = {"input_ids": inputs.ids}
         if any(row.num_tokens != inputs.ids.shape[1] for row in rows):
             lengths = torch.tensor([row.num_tokens for row in rows], device=self._device)
@@ -73,7 +80,7 @@ class TransformersBackend:
         return self._head.scores(states, inputs.score_reads, inputs.score_others)
 
     def _check_labels(self, labels: LabelHead) -> None:
-        """Label rows must give the model's own logits, or its answers would not be its own."""
+        """Compare the head's scores with the model's own logits: without them its answers would not be its own."""
         probe = torch.arange(1, 9, device=self._device)[None]
         logits = self._model(input_ids=probe, use_cache=False).logits[0, -1].float()
         states = self._model.get_decoder()(input_ids=probe, use_cache=False).last_hidden_state[:, -1:]
@@ -85,9 +92,10 @@ class TransformersBackend:
 
 @contextmanager
 def hidden_packages(device: torch.device) -> Iterator[None]:
-    """On a CPU, hide the CUDA kernels that the library binds for good when it imports a model's code.
+    """On a CPU, hide the packages of CUDA kernels while the library imports a model's code.
 
-    With flash-linear-attention installed but no GPU its forward would fail with "0 active drivers"."""
+    The library binds them for good. With flash-linear-attention installed and no GPU, its forward would fail with "0
+    active drivers"."""
     hidden = [name for name in GPU_PACKAGES if device.type == "cpu" and name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment] # importing it is an ImportError then
@@ -99,7 +107,9 @@ def hidden_packages(device: torch.device) -> Iterator[None]:
 
 
 def load_library_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
-    """From safetensors alone, running no code of the checkpoint's. Raises `StartupError` for weights not all there."""
+    """The model, from safetensors files alone. No code of the checkpoint is run.
+
+    Raises `StartupError` where it cannot be loaded or weights are missing."""
     from transformers import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM.from_pretrained  # its annotations know nothing of `output_loading_info`

@@ -8,22 +8,22 @@ in processor time and in wall time; a busy machine, on which the two disagree, g
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from onepass.checkpoint import weight_files
+from onepass.checkpoint import Checkpoint, weight_files
 from onepass.config import Config
 from onepass.errors import StartupError
 from onepass.forward import kernels
@@ -66,14 +66,14 @@ class Threads:
         torch.set_num_threads(self.most if num_tokens >= self.from_tokens else 1)
 
 
-def choose(folder: Path, device: torch.device, config: Config) -> Choice:
+def choose(checkpoint: Checkpoint, device: torch.device, config: Config) -> Choice:
     """The dtype, the mode of matrix products and the layout of the weights; sets torch's mode."""
     asked = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(config.dtype)
     if device.type != "cpu":
         return Choice(asked or torch.bfloat16, reasons={"dtype": "asked for" if asked else "CUDA"})
     reasons = {"dtype": "asked for"}
-    dtype = asked or _choose_dtype(folder, reasons)
-    sizes = matrix_sizes(folder)
+    dtype = asked or _choose_dtype(checkpoint.folder, reasons)
+    sizes = matrix_sizes(checkpoint.text_config)
     if sizes is None:
         return Choice(dtype, reasons=reasons)
     matrix, x = _operands(sizes, dtype)
@@ -95,16 +95,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def matrix_sizes(folder: Path) -> tuple[int, int] | None:
-    """(hidden, intermediate) of the model, where its configuration says so."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text = config.get("text_config") or config
-        hidden, inner = text["hidden_size"], text["intermediate_size"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+def matrix_sizes(text_config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(hidden, intermediate) of the model, where its configuration gives them."""
+    hidden, inner = text_config.get("hidden_size"), text_config.get("intermediate_size")
+    if type(hidden) is not int or type(inner) is not int:
         return None
-    is_sane = all(type(size) is int and 0 < size <= 1 << 16 for size in (hidden, inner))
-    return (hidden, inner) if is_sane else None
+    return (hidden, inner) if 0 < hidden <= 1 << 16 and 0 < inner <= 1 << 16 else None
 
 
 def _operands(sizes: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -6,16 +6,17 @@ import gc
 import json
 import random
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine import Engine
 from onepass.config import Config
-from onepass.forward.fast_backend import Buckets, FastBackend, Shape, graph_shapes
-from onepass.forward.graphs import Graphs, Work, largest_first
+from onepass.forward.buckets import CUDA_BUCKETS, Buckets, Shape, graph_shapes, in_order_of_capture
+from onepass.forward.graphs import GraphMemory, Graphs, Work, largest_first
 from onepass.forward.heads import LabelHead, PointerHead
-from onepass.forward.plan import Limits
 from onepass.loading import Loaded, load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
@@ -28,32 +29,77 @@ LADDER = Buckets(
 TOLERANCE = 5e-5  # as between batches, see test_engine.py
 
 
-def engine_with_graphs(backend: FakeCapturer, max_bytes: int = 1 << 30, **settings: Any) -> Loaded:
-    """The starter, whose passes of `LADDER`'s shapes are captured when `idle` is called."""
-    loaded = load(Config(backend="fast", **settings))
+MAX_TOKENS, MAX_ROWS = 256, 4  # of one pass
+SHAPES = graph_shapes(LADDER, MAX_TOKENS, MAX_ROWS, longest=4096)  # as long as a row of the starter may be
+
+
+def start(capturer: FakeCapturer, buckets: Buckets = LADDER, **settings: Any) -> Loaded:
+    """The starter, or another model, loaded by the start that captures graphs, on a stand-in for CUDA."""
+    limits: dict[str, Any] = {"max_batch_tokens": MAX_TOKENS, "max_batch_rows": MAX_ROWS}
+    config = Config(**{"backend": "fast", "dtype": "float32", "images": False, **limits, **settings})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine.__init__, "__defaults__", (lambda _: capturer, buckets))
+        return load(config)
+
+
+def graphs_of(loaded: Loaded) -> Graphs[Shape, Any]:
     engine: Any = loaded.engine
-    body: FastBackend = engine._body
-    shapes = graph_shapes(LADDER, 256, 4, body.max_tokens)
-    body.use_graphs(backend, LADDER, shapes, max_bytes)
-    engine._limits = Limits(256, 4, LADDER.widths, LADDER.rows)
-    engine._suffix_limits = Limits(256, 4, LADDER.suffix_widths, LADDER.rows)
-    return loaded
+    graphs: Graphs[Shape, Any] = engine._backend.graphs
+    return graphs
 
 
 def capture_all(loaded: Loaded) -> Graphs[Shape, Any]:
-    engine: Any = loaded.engine
-    while engine.idle():
+    while loaded.engine.idle():
         pass
-    graphs: Graphs[Shape, Any] = engine._body.graphs
-    return graphs
+    return graphs_of(loaded)
 
 
 @pytest.fixture(scope="module")
 def captured() -> Loaded:
-    loaded = engine_with_graphs(FakeCapturer())
-    graphs = capture_all(loaded)
-    assert not graphs.failed
+    loaded = start(FakeCapturer())
+    assert not graphs_of(loaded).failed
     return loaded
+
+
+def test_the_start_captures_every_shape_before_it_is_ready(captured: Loaded) -> None:
+    graphs = graphs_of(captured)
+    assert (set(graphs.ready), graphs.waiting) == (set(SHAPES), [])
+    assert captured.engine.describe()["graphs"]["captured"] == len(SHAPES)
+
+
+def test_a_fast_start_captures_the_common_shapes_and_leaves_the_rest_for_idle_moments() -> None:
+    buckets = Buckets(rows=(1, 2), widths=(64, 600), suffix_widths=(16,), pasts=(64, 600), reads=16, scores=16)
+    loaded = start(FakeCapturer(), buckets, fast_start=True, max_batch_tokens=1200)
+    graphs = graphs_of(loaded)
+    assert graphs.ready
+    assert all(shape.is_common for shape in graphs.ready)
+    assert graphs.waiting
+    assert not any(shape.is_common for shape in graphs.waiting)
+    num_waiting = len(graphs.waiting)
+    assert loaded.engine.idle()
+    assert len(graphs.waiting) == num_waiting - 1
+    capture_all(loaded)
+    assert (graphs.waiting, graphs.failed) == ([], {})
+
+
+def test_without_memory_for_graphs_none_is_captured() -> None:
+    capturer = FakeCapturer()
+    loaded = start(capturer, graph_memory_mb=0)
+    assert (capturer.num_captures, loaded.engine.describe()["graphs"]) == (0, None)
+
+
+def test_the_vision_tower_gets_the_memory_that_the_other_graphs_leave(
+    vision_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("onepass.forward.load.PICTURE_BUCKETS", Buckets(rows=(1,), widths=(16, 64)))
+    for more, num_captured in ((2, 2), (1, 1), (0, 0)):
+        capturer = FakeCapturer(bytes_each=1 << 20)
+        shapes = graph_shapes(LADDER, MAX_TOKENS, MAX_ROWS, longest=1024)
+        settings = {"model": str(vision_checkpoint), "images": True, "graph_memory_mb": len(shapes) + more}
+        loaded = start(capturer, **settings)
+        engine: Any = loaded.engine
+        assert len(graphs_of(loaded).ready) == len(shapes)
+        assert len(engine.tower.graphs.ready) == num_captured
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +158,8 @@ def test_a_shape_without_a_graph_runs_plainly_and_is_counted(captured: Loaded, p
     "error", [RuntimeError("operation not permitted when stream is capturing"), ValueError("any other")]
 )
 def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: Exception, plain: Loaded) -> None:
-    loaded = engine_with_graphs(FakeCapturer(fail_on=lambda number: error if number % 3 == 0 else None))
-    graphs = capture_all(loaded)
+    loaded = start(FakeCapturer(fail_on=lambda number: error if number % 3 == 0 else None))
+    graphs = graphs_of(loaded)
     assert graphs.failed
     assert graphs.ready
     rows = rows_of(plain, seed=5, count=4) + about(plain, 60, count=4)
@@ -123,16 +169,15 @@ def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: 
 def test_without_memory_for_more_the_rest_is_not_tried(plain: Loaded) -> None:
     error = torch.OutOfMemoryError("CUDA out of memory")
     backend = FakeCapturer(fail_on=lambda number: error if number == 4 else None)
-    graphs = capture_all(engine_with_graphs(backend))
+    graphs = graphs_of(start(backend))
     assert len(graphs.ready) == 4
     assert backend.num_captures == 5
 
 
 def test_graphs_stay_within_their_memory() -> None:
-    backend = FakeCapturer(bytes_each=100)
-    graphs = capture_all(engine_with_graphs(backend, max_bytes=450))
-    assert len(graphs.ready) == 5  # the fifth passes the limit, and is the last
-    assert graphs.num_bytes == 500
+    graphs = graphs_of(start(FakeCapturer(bytes_each=300 << 10), graph_memory_mb=1))
+    assert len(graphs.ready) == 4  # the fourth passes the limit, and is the last
+    assert graphs.num_bytes == 1200 << 10
     assert graphs.describe()["failed"] == len(graphs.failed) > 0
 
 
@@ -141,7 +186,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
     buffer = torch.zeros(3)
     calls = iter(range(100))
     graphs: Graphs[str, Any] = Graphs(
-        FakeCapturer(), lambda _: Work(buffer, lambda: (buffer + next(calls),)), 1e-3, 1 << 30, ["shape"]
+        FakeCapturer(), lambda _: Work(buffer, lambda: (buffer + next(calls),)), 1e-3, GraphMemory(1), ["shape"]
     )
     assert not graphs.capture_next()
     assert not graphs.ready
@@ -151,7 +196,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_graph_that_gives_no_numbers_is_not_used(value: float) -> None:
     graphs: Graphs[str, Any] = Graphs(
-        FakeCapturer(), lambda _: Work(None, lambda: (torch.full((3,), value),)), 1e-3, 1 << 30, ["shape"]
+        FakeCapturer(), lambda _: Work(None, lambda: (torch.full((3,), value),)), 1e-3, GraphMemory(1), ["shape"]
     )
     graphs.capture_next()
     assert not graphs.ready
@@ -163,7 +208,7 @@ def test_an_output_kept_past_the_next_replay_is_poison() -> None:
         FakeCapturer(),
         lambda shape: Work(None, lambda: (torch.full((2,), float(len(shape))),)),
         1e-3,
-        1 << 30,
+        GraphMemory(1 << 20),
         ["a", "bb"],
     )
     while graphs.capture_next():
@@ -175,10 +220,7 @@ def test_an_output_kept_past_the_next_replay_is_poison() -> None:
 
 
 def test_the_common_shapes_come_first_and_then_the_largest() -> None:
-    body: Any = load(Config(backend="fast")).engine
-    shapes = graph_shapes(Buckets((1, 16), (64, 1024), (32,), (256,), 8, 8), 1 << 20, 32, 4096)
-    body._body.use_graphs(FakeCapturer(), Buckets(), shapes, 1)
-    waiting = body._body.graphs.waiting
+    waiting = in_order_of_capture(graph_shapes(CUDA_BUCKETS, 1 << 14, 32, 4096))
     assert [shape.is_common for shape in waiting] == sorted((shape.is_common for shape in waiting), reverse=True)
     for part in (True, False):
         sizes = [shape.num_tokens for shape in waiting if shape.is_common is part]
@@ -216,8 +258,8 @@ def storages() -> set[int]:
 @pytest.mark.parametrize("shape", [Shape("whole", 2, 64), Shape("begin", 2, 64), Shape("continue", 2, 16, 64)])
 def test_a_pass_leaves_nothing_but_its_outputs(captured: Loaded, shape: Shape) -> None:
     """What a pass allocated and kept would stay in the graphs' pool, and be overwritten by other graphs."""
-    body: Any = captured.engine
-    work = body._body._work(shape)
+    engine: Any = captured.engine
+    work = engine._backend._work(shape)
     work.run()
     before = storages()
     with CaptureMode():
@@ -238,7 +280,8 @@ def test_a_slow_capture_delays_no_request_by_more_than_itself() -> None:
     from onepass.decider import Decider
 
     backend = FakeCapturer(seconds_each=0.05)
-    decider = Decider(Config(model=str(STARTER)), load=lambda _: engine_with_graphs(backend))
+    buckets = Buckets(rows=(1,), widths=(64, *range(600, 800, 20)), suffix_widths=(16,), pasts=(64,), reads=8, scores=8)
+    decider = Decider(Config(model=str(STARTER)), load=lambda _: start(backend, buckets, fast_start=True))
     decider.start()
     decider.wait_ready(60)
     body = json.dumps({"state": "x", "questions": {"q": {"type": "noul", "instructions": "?"}}}).encode()
@@ -247,6 +290,6 @@ def test_a_slow_capture_delays_no_request_by_more_than_itself() -> None:
         decider.decide(body)
         seen.append(backend.num_captures)
     decider.drain(60)
-    num_shapes = len(graph_shapes(LADDER, 256, 4, 4096))
+    decider.close()  # a capture must not outlive the test
     assert all(later - earlier <= 2 for earlier, later in pairwise(seen))
-    assert seen[-1] < num_shapes
+    assert seen[-1] < len(graph_shapes(buckets, MAX_TOKENS, MAX_ROWS, longest=4096))

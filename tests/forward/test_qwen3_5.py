@@ -19,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from onepass.forward import qwen3_5
+from onepass.forward.fast_backend import flatten
+from onepass.forward.loader import BadWeights, TensorReader, UnsupportedModel
 from onepass.forward.prefix import Prefix
-from onepass.forward.qwen3_5 import BadWeights, Spec, TensorReader, UnsupportedModel, Weights, forward
+from onepass.forward.qwen3_5 import Spec, Weights, forward
 from tests.support.fake_graphs import READS_ON_THE_HOST
 
 TOLERANCE = 2e-5  # of the largest logit
@@ -296,7 +298,7 @@ def test_a_prefix_may_be_built_in_pieces(pair: Pair):
 def test_one_prefix_serves_seven_right_padded_suffixes(pair: Pair, fork: str):
     start, ends = tokens(1, 75), [tokens(n, seed=n) for n in (1, 2, 3, 8, 30, 64, 66)]
     prefix = pair.prefix(start)
-    prefix = prefix.select(torch.zeros(7, dtype=torch.long)) if fork == "select" else prefix
+    prefix = select(prefix, [0] * 7) if fork == "select" else prefix
     suffixes = pair.ours(right_padded(ends), prefix=prefix)
     for i, end in enumerate(ends):
         whole = pair.theirs(torch.cat((start, end[None]), dim=1))[0, 75:]
@@ -347,6 +349,12 @@ def test_rows_of_one_pass_may_keep_as_many_tokens_as_each_likes(pair: Pair, keep
 
 
 PREFIX_ROWS = [tokens(n, seed=n) for n in (2, 40, 90)]
+
+
+def select(prefix: Prefix, rows: list[int]) -> Prefix:
+    """A prefix whose row i is rows[i] of this one."""
+    layers = tuple((first[rows], second[rows]) for first, second in prefix.layers)
+    return Prefix(layers, prefix.valid[rows])
 
 
 def continue_padded(pair: Pair, prefix: Prefix, suffix: Tensor) -> list[float]:
@@ -401,23 +409,19 @@ def test_an_image_prefix_with_its_own_positions_serves_text_suffixes(pair: Pair)
     assert distance(ours, theirs) < TOLERANCE
 
 
-def test_a_prefix_counts_its_bytes_and_maps_every_tensor(pair: Pair):
+def test_a_prefix_counts_its_bytes(pair: Pair):
     prefix = pair.prefix(tokens(2, 20))
-    seen: list[Tensor] = []
-    copy = prefix.map(lambda tensor: seen.append(tensor) or tensor.clone())
-    assert prefix.nbytes == sum(tensor.nbytes for tensor in seen) == copy.nbytes
+    assert prefix.nbytes == sum(tensor.nbytes for tensor in flatten(prefix))
     first = prefix.layers[1]
     assert first[0].shape == first[1].shape == (2, 2, 20, 32)
 
 
 def test_neither_embeddings_nor_prefixes_are_written_to(pair: Pair):
     embeds, prefix = torch.randn(2, 9, TINY["hidden_size"]), pair.prefix(tokens(1, 9))
-    before: list[Tensor] = [embeds.clone()]
-    prefix.map(lambda tensor: before.append(tensor.clone()) or tensor)
+    before = [tensor.clone() for tensor in (embeds, *flatten(prefix))]
     order = torch.arange(9).expand(2, -1)
     forward(pair.spec, pair.weights, positions=order + 9, embeds=embeds, read=order, prefix=prefix, keep=9)
-    after: list[Tensor] = [embeds]
-    prefix.map(lambda tensor: after.append(tensor) or tensor)
+    after = (embeds, *flatten(prefix))
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -468,7 +472,7 @@ def test_no_pass_reads_a_value_on_the_host(pair: Pair, monkeypatch: pytest.Monke
         forward(spec, weights, positions=order, input_ids=ids, read=read)
         _, prefix = forward(spec, weights, positions=grid, input_ids=ids, lengths=lengths, keep=70)
         assert prefix is not None
-        fork = prefix.select(torch.tensor([1, 0]))
+        fork = select(prefix, [1, 0])
         forward(spec, weights, positions=order + lengths[:, None], input_ids=ids, read=read, prefix=fork)
 
 

@@ -31,8 +31,9 @@ from images import Picture, Settings
 from onepass.config import Config
 from onepass.decider import Decider
 from onepass.forward import qwen3_5_vision
-from onepass.forward.plan import CostModel, Limits
-from onepass.forward.qwen3_5 import BadWeights, UnsupportedModel
+from onepass.forward.batches import CostModel, Limits
+from onepass.forward.graphs import GraphMemory
+from onepass.forward.loader import BadWeights, UnsupportedModel
 from onepass.forward.tower import Tower, rope_positions
 from onepass.loading import Loaded, load, read_pictures
 from onepass.rows import PictureTokens, PlacedPicture, Row
@@ -209,7 +210,7 @@ def picture(rows: int, columns: int, seed: int = 0) -> Picture:
 
 def tower(pair: Pair, cache_bytes: int = 0, **limits: Any) -> Tower:
     limits = {"max_tokens": 512, "max_rows": 4, **limits}
-    cost, tokens = CostModel(launch_s=32, token_s=1), PictureTokens(1, 2, 3)
+    cost, tokens = CostModel(launch=32, per_token=1), PictureTokens(1, 2, 3)
     return Tower(pair.spec, pair.weights, SETTINGS, tokens, cost=cost, limits=Limits(**limits), cache_bytes=cache_bytes)
 
 
@@ -254,7 +255,7 @@ def test_every_bucket_is_captured_and_replayed() -> None:
     pair = Pair()
     eyes = tower(pair, max_tokens=200, widths=(16, 40, 96), heights=(1, 2, 4))
     backend = FakeCapturer()
-    eyes.use_graphs(backend, tolerance=1e-4, max_bytes=1 << 30)
+    eyes.use_graphs(backend, tolerance=1e-4, memory=GraphMemory(1 << 30))
     assert eyes.graphs is not None
     while eyes.graphs.capture_next():
         pass
@@ -356,9 +357,7 @@ def body(name: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def loaded(vision_checkpoint: Path) -> Loaded:
-    found = load(Config(model=str(vision_checkpoint)))
-    found.engine._launch_tokens = 64  # type: ignore[attr-defined]  # measured otherwise: states are shared from there on
-    return found
+    return load(Config(model=str(vision_checkpoint)))
 
 
 @pytest.fixture(scope="module")
@@ -449,7 +448,7 @@ def test_another_picture_in_the_same_words_is_another_state(loaded: Loaded) -> N
     (one,), (other,) = rows_of(loaded, first), rows_of(loaded, second)
     assert one.input_ids == other.input_ids
     assert one.num_shared > 64  # from where on states are shared
-    assert one.beginning().ids == other.beginning().ids
+    assert one.shared_ids() == other.shared_ids()
     assert one.key != other.key
     once, again = all_scores(loaded, first), all_scores(loaded, second)
     assert distance(again, once) > DIFFERS

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from onepass.checkpoint import Checkpoint
 from onepass.config import STARTER_MODEL, Config
 from onepass.forward import tuning
 
@@ -31,6 +32,12 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"hidden_size": 512, "intermediate_size": 64}}))
     store(tmp_path, {"model.layers.0.weight": (20, 30), "model.embed_tokens.weight": (90, 30)}, torch.bfloat16)
     return tmp_path
+
+
+def checkpoint_in(folder: Path) -> Checkpoint:
+    """Not verified: the files of these tests have no manifest."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return Checkpoint(folder, "test", "folder", None, 0, config=config)
 
 
 def store(folder: Path, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -83,7 +90,7 @@ def test_bfloat16_only_for_a_large_checkpoint_stored_so_on_a_cpu_that_multiplies
     monkeypatch.setattr(tuning, "LARGE_WEIGHTS", least)
     monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: has_instructions)
     with_gains(monkeypatch, 1)
-    choice = tuning.choose(folder, CPU, Config(backend="transformers"))
+    choice = tuning.choose(checkpoint_in(folder), CPU, Config(backend="transformers"))
     assert choice.dtype is expected
     assert reason in choice.reasons["dtype"]
 
@@ -91,7 +98,7 @@ def test_bfloat16_only_for_a_large_checkpoint_stored_so_on_a_cpu_that_multiplies
 @pytest.mark.parametrize("has_instructions", [True, False])
 def test_the_starter_is_float32_on_any_processor(monkeypatch: pytest.MonkeyPatch, has_instructions: bool) -> None:
     monkeypatch.setattr(tuning, "multiplies_bfloat16", lambda: has_instructions)
-    assert tuning.choose(STARTER_MODEL, CPU, Config()).dtype is torch.float32
+    assert tuning.choose(checkpoint_in(STARTER_MODEL), CPU, Config()).dtype is torch.float32
 
 
 @pytest.mark.parametrize(
@@ -114,7 +121,7 @@ def test_an_arm_processor_says_whether_it_multiplies_bfloat16(
 
 def test_a_dtype_that_was_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     with_gains(monkeypatch)
-    choice = tuning.choose(folder, CPU, Config(dtype="bfloat16", backend="transformers"))
+    choice = tuning.choose(checkpoint_in(folder), CPU, Config(dtype="bfloat16", backend="transformers"))
     assert (choice.dtype, choice.reasons["dtype"]) == (torch.bfloat16, "asked for")
 
 
@@ -133,7 +140,7 @@ def test_another_library_multiplies_if_it_is_faster_by_both_clocks_and_as_exact(
 ) -> None:
     exact_in_any_mode(monkeypatch, error)
     with_gains(monkeypatch, gain)
-    tuning.choose(folder, CPU, Config(dtype="float32", backend="transformers"))
+    tuning.choose(checkpoint_in(folder), CPU, Config(dtype="float32", backend="transformers"))
     assert torch.get_float32_matmul_precision() == expected
 
 
@@ -152,7 +159,7 @@ def test_weights_are_packed_where_rows_of_one_length_gain_and_those_of_the_other
     monkeypatch: pytest.MonkeyPatch, folder: Path, few: Any, many: Any, expected: bool
 ) -> None:
     with_gains(monkeypatch, 1, few, many)
-    choice = tuning.choose(folder, CPU, Config(dtype="float32"))
+    choice = tuning.choose(checkpoint_in(folder), CPU, Config(dtype="float32"))
     assert choice.packs is expected
     assert choice.reasons["pack"].startswith("yes" if expected else "no")
 
@@ -172,10 +179,12 @@ def test_a_choice_is_measured_with_one_thread_by_turns(monkeypatch: pytest.Monke
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"hidden_size": "x", "intermediate_size": 3}', '{"text_config": 3}'])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"text_config": null}', '{"hidden_size": "x", "intermediate_size": 3}', '{"text_config": {}}']
+)
 def test_a_configuration_that_says_nothing_is_served_with_the_defaults(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    choice = tuning.choose(tmp_path, CPU, Config())
+    choice = tuning.choose(checkpoint_in(tmp_path), CPU, Config())
     assert (choice.dtype, choice.packs) == (torch.float32, False)
 
 

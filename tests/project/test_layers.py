@@ -15,7 +15,7 @@ from tests.support import ROOT
 TOP = ("server", "engine", "batcher", "images")
 PACKAGE = sorted((ROOT / "onepass").rglob("*.py"))
 FILES = [*(ROOT / f"{name}.py" for name in TOP), *PACKAGE]
-MAX_LINES = 420
+MAX_LINES = 400
 MAX_FUNCTION_LINES = 50
 # What a module may import of ours, by the room it stands in; "" are the modules of `onepass/` itself.
 MAY_NOT_IMPORT = {
