@@ -117,6 +117,8 @@ class Words:
         """Which word is meant, what kind of thing a word names, which definition fits, which word means the same."""
         broad = make.pick(self.groups)
         offsets = make.rng.sample(self.siblings[broad], min(len(self.siblings[broad]), make.rng.randint(3, 6)))
+        if make.rng.random() < 0.5:  # words that have little to do with the right one
+            offsets[1:] = [make.pick(self.siblings[make.pick(self.groups)]) for _ in offsets[1:]]
         right, *others = (self.nouns[offset] for offset in offsets)
         others = [one for one in others if not set(one.words) & set(right.words) and one.gloss != right.gloss]
         word, kind = make.pick(right.words), make.rng.random()
