@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from onepass import find_shipped
 from onepass.config import SERVICE_LINK, Config
 from onepass.errors import StartupError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from onepass.checkpoint import Checkpoint
     from onepass.decider import Decider
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL = "python -m pip install -r {}"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES_BYTES = 760 << 20  # resident with the starter loaded (762 MiB, torch 2.14 on a CPU), most of it libraries
@@ -69,7 +69,7 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     of_model = [*check_device(config), of_files]
     if checkpoint is not None and all(check.status != "fail" for check in of_model):
         dtype, choice = check_dtype(config, checkpoint)
-        of_model += [dtype, check_memory(config, checkpoint.folder, choice)]
+        of_model += [check_family(checkpoint), dtype, check_memory(config, checkpoint.folder, choice)]
     if open_decider is not None:
         can_load = checkpoint is not None and all(check.status != "fail" for check in of_model)
         skipped = Check("answer", "skip", "not tried: see above")
@@ -98,7 +98,7 @@ def check_packages(file: str) -> list[Check]:
     """One check for what is as it must be, and one for each package that is not."""
     install = INSTALL.format(file)
     checks, num_right = [], 0
-    for name, wanted in read_requirements(ROOT / file):
+    for name, wanted in read_requirements(find_shipped(file)):
         try:
             found = version(name)
         except PackageNotFoundError:
@@ -234,9 +234,13 @@ def check_kernels() -> Check:
 def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
     """Check the checkpoint, and return it where it is on this disk."""
     from onepass.checkpoint import open_checkpoint
+    from onepass.families.markers import FamilyRefused
 
     try:
         checkpoint = open_checkpoint(config)
+    except FamilyRefused as err:
+        advice = "name a checkpoint of a family that is served (docs/checkpoints.md)"
+        return Check("family", "fail", str(err), advice), None
     except StartupError as err:
         if "cannot be reached" in str(err):
             return Check("checkpoint", "skip", f"{config.model} is not on this disk; the server will look online"), None
@@ -246,6 +250,17 @@ def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
         return Check("checkpoint", "warn", f"{checkpoint.folder}: no manifest to verify it by", advice), checkpoint
     found = f"{checkpoint.name}: {len(checkpoint.digests)} files are as its manifest says"
     return Check("checkpoint", "ok", found), checkpoint
+
+
+def check_family(checkpoint: Checkpoint) -> Check:
+    """In whose format the checkpoint is read."""
+    family = checkpoint.family
+    found = f"{family.name} {family.version}".strip()
+    if family.name == "chat":
+        how = "as --family says" if family.is_forced else "no file says how it decides"
+        advice = "name a checkpoint that was trained to decide (docs/checkpoints.md) for answers to act on"
+        return Check("family", "warn", f"{found}: {how}; the library's default prompt, no temperature", advice)
+    return Check("family", "ok", found)
 
 
 def check_memory(config: Config, folder: Path, dtype: str) -> Check:

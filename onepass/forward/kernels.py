@@ -149,7 +149,8 @@ def causal_conv_silu(x: Tensor, weight: Tensor, state: Tensor | None = None) -> 
 def last_inputs(x: Tensor, kernel: int, state: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
     """A copy (B, kernel - 1, C) of the last kernel - 1 inputs of each row: the state for what continues the row.
 
-    x (B, T, C) and state are those of causal_conv_silu. lengths (B,) long: each row's tokens before its padding."""
+    x (B, T, C) and state are those of causal_conv_silu. lengths (B,) long: the tokens of each row before its padding.
+    """
     before = x.new_zeros(x.shape[0], kernel - 1, x.shape[2]) if state is None else state.expand(x.shape[0], -1, -1)
     if lengths is None:
         return torch.cat((before, x[:, -(kernel - 1) :]), dim=1)[:, -(kernel - 1) :].contiguous()
@@ -288,7 +289,7 @@ def _chunked(
 
 
 def _place(x: Tensor, scale: Tensor | None, num_chunks: int, chunk: int, dtype: torch.dtype) -> Tensor:
-    """x (B, T, H, D) times scale (B, T, H, 1), as (num_chunks, B * H, chunk, D), with zeros after the rows' end."""
+    """x (B, T, H, D) times scale (B, T, H, 1), as (num_chunks, B * H, chunk, D), with zeros after the rows' ends."""
     batch, length, heads, dim = x.shape
     placed = torch.empty(num_chunks, batch, heads, chunk, dim, dtype=dtype, device=x.device)
     for i in range(num_chunks):
