@@ -18,11 +18,13 @@ from tqdm import tqdm
 
 from onepass.config import STARTER_MODEL, Config
 from onepass.errors import StartupError
+from onepass.families.markers import UNMARKED, Family, identify, read_object
 
 STARTER_NAME = "onepass-starter"
 MANIFEST_NAMES = ("SHA256SUMS", "weights.sha256")
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# What a loader of the Hugging Face library might read: with a manifest, none of these may lie there unlisted.
+# What a loader of the Hugging Face library might read: with a manifest, none of these may lie there unlisted. Code is
+# never run, and published manifests leave it out.
 LOADABLE = frozenset(
     [
         ".safetensors",
@@ -30,7 +32,6 @@ LOADABLE = frozenset(
         ".jinja",
         ".txt",
         ".model",
-        ".py",
         ".bin",
         ".pt",
         ".pth",
@@ -43,7 +44,9 @@ LOADABLE = frozenset(
         ".tiktoken",
     ]
 )
-DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *MANIFEST_NAMES)
+DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*head*.pt", "blink.py", *MANIFEST_NAMES)
+# In a folder below it, these are read by loaders; records of an evaluation are not.
+_CONFIGURATION = re.compile(r".*(config|token|vocab|merges|index|added|special).*", re.IGNORECASE)
 HASH_CHUNK_BYTES = 4 << 20
 _LINE = re.compile(r"([0-9A-Fa-f]{64}) [ *](.+)")
 
@@ -64,6 +67,7 @@ class Checkpoint:
     stamps: dict[str, Stamp] = field(default_factory=dict)  # of the files in the manifest, from before they are hashed
     digests: dict[str, str] | None = None  # file -> SHA-256 in hex, once they were found to be the manifest's
     config: dict[str, Any] = field(default_factory=dict)  # config.json, read after its stamp was taken
+    family: Family = UNMARKED
 
     @property
     def is_verified(self) -> bool | None:
@@ -99,6 +103,7 @@ def find_checkpoint(config: Config) -> Checkpoint:
         folder = _download(config)
         source, revision, name = "hub", folder.name, config.model
     folder = folder.resolve() if source != "hub" else folder
+    family = identify(folder, config.family)
     configuration = folder / "config.json"
     if not configuration.is_file():
         raise StartupError(f"--model {folder} is not a checkpoint: it has no config.json")
@@ -111,7 +116,7 @@ def find_checkpoint(config: Config) -> Checkpoint:
     contents = _read_configuration(configuration)  # after its stamp: a change from here on is found
     weight_files(folder)
     name, created = config.served_name or name or folder.name, int(configuration.stat().st_mtime)
-    return Checkpoint(folder, name, source, revision, created, manifest, stamps, config=contents)
+    return Checkpoint(folder, name, source, revision, created, manifest, stamps, config=contents, family=family)
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:
@@ -131,12 +136,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 
 
 def _read_configuration(path: Path) -> dict[str, Any]:
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        contents = None
-    if not isinstance(contents, dict):
-        raise StartupError(f"{path} must hold a JSON object")
+    contents = read_object(path)
     if not isinstance(contents.get("text_config") or {}, dict):
         raise StartupError(f"{path}: text_config must be a JSON object")
     return contents
@@ -215,8 +215,11 @@ def _loadable_files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .cache
         for name in sorted(names):
-            if Path(name).suffix.lower() in LOADABLE:
-                yield Path(root, name)
+            path = Path(root, name)
+            suffix = path.suffix.lower()
+            is_record = suffix in (".json", ".txt") and path.parent != folder and not _CONFIGURATION.fullmatch(name)
+            if suffix in LOADABLE and not is_record:
+                yield path
 
 
 def _stamp(path: Path) -> Stamp | None:

@@ -39,6 +39,11 @@ class Config:
     model: str = _setting(str(STARTER_MODEL), "checkpoint folder, or a repository on the Hugging Face Hub")
     revision: str = _setting("", "branch, tag or commit of a Hub repository", metavar="REV")
     require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
+    family: str = _setting(
+        "auto",
+        "the format it is read in: auto, decision or chat; chat passes over all that marks another",
+        metavar="NAME",
+    )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8017, "port to listen on; 0 picks a free one", minimum=0, maximum=65535)
     uds: str = _setting("", "listen on this Unix socket instead of host and port", metavar="PATH")

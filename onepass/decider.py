@@ -310,6 +310,7 @@ class Decider:
             "model": checkpoint.name,
             "source": checkpoint.source,
             "revision": checkpoint.revision,
+            **checkpoint.family.describe(),
             "verified": checkpoint.is_verified,
             "digests": checkpoint.digests,
             **loaded.engine.describe(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from onepass.checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
+from onepass.families.markers import CHAT, Family
 from onepass.wire import pictures
 from onepass.wire.request import Question, Request
 
@@ -91,7 +92,9 @@ def load(config: Config) -> Loaded:
         from onepass.prompt.template import DecisionFormat
 
         checkpoint = verifying.result()  # nothing of it is read before this
-    decision = DecisionFormat.load(checkpoint.folder)
+    log_family(checkpoint.family)
+    is_chat = checkpoint.family.name == CHAT
+    decision = DecisionFormat.of_chat() if is_chat else DecisionFormat.load(checkpoint.folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
     except Exception as err:  # the library raises whatever its parsers raise
@@ -111,6 +114,13 @@ def load(config: Config) -> Loaded:
     )
     reader = PictureReader(tower.settings) if tower else None
     return Loaded(checkpoint, prompter, engine, reader, engine.no_images_reason)
+
+
+def log_family(family: Family) -> None:
+    if family.name == CHAT and family.is_forced:
+        logger.warning("family: chat, since --family says so; what its authors may have meant is passed over")
+    else:
+        logger.info("family: %s%s", family.name, f" {family.version}" if family.version else "")
 
 
 def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Request, list[Picture]]:

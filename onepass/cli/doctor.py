@@ -69,7 +69,7 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     of_model = [*check_device(config), of_files]
     if checkpoint is not None and all(check.status != "fail" for check in of_model):
         dtype, choice = check_dtype(config, checkpoint)
-        of_model += [dtype, check_memory(config, checkpoint.folder, choice)]
+        of_model += [check_family(checkpoint), dtype, check_memory(config, checkpoint.folder, choice)]
     if open_decider is not None:
         can_load = checkpoint is not None and all(check.status != "fail" for check in of_model)
         skipped = Check("answer", "skip", "not tried: see above")
@@ -234,9 +234,13 @@ def check_kernels() -> Check:
 def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
     """Check the checkpoint, and return it where it is on this disk."""
     from onepass.checkpoint import open_checkpoint
+    from onepass.families.markers import FamilyRefused
 
     try:
         checkpoint = open_checkpoint(config)
+    except FamilyRefused as err:
+        advice = "name a checkpoint of a family that is served (docs/checkpoints.md)"
+        return Check("family", "fail", str(err), advice), None
     except StartupError as err:
         if "cannot be reached" in str(err):
             return Check("checkpoint", "skip", f"{config.model} is not on this disk; the server will look online"), None
@@ -246,6 +250,17 @@ def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
         return Check("checkpoint", "warn", f"{checkpoint.folder}: no manifest to verify it by", advice), checkpoint
     found = f"{checkpoint.name}: {len(checkpoint.digests)} files are as its manifest says"
     return Check("checkpoint", "ok", found), checkpoint
+
+
+def check_family(checkpoint: Checkpoint) -> Check:
+    """In whose format the checkpoint is read."""
+    family = checkpoint.family
+    found = f"{family.name} {family.version}".strip()
+    if family.name == "chat":
+        how = "as --family says" if family.is_forced else "no file says how it decides"
+        advice = "name a checkpoint that was trained to decide (docs/checkpoints.md) for answers to act on"
+        return Check("family", "warn", f"{found}: {how}; the library's default prompt, no temperature", advice)
+    return Check("family", "ok", found)
 
 
 def check_memory(config: Config, folder: Path, dtype: str) -> Check:

@@ -74,6 +74,12 @@ class DecisionFormat:
         temperature = {kind: float(value) for kind, value in config.temperature.items()}
         return cls(templates, encoding, readout, config.labels, temperature, tuple(config.noul_options))
 
+    @classmethod
+    def of_chat(cls) -> DecisionFormat:
+        """Of a chat model that says nothing of decisions: the library's own prompt and settings."""
+        config = DecisionConfig.from_file(None)
+        return cls({}, "per_question", "labels", config.labels, dict(config.temperature), tuple(config.noul_options))
+
 
 def _load_templates(folder: Path) -> dict[str, str]:
     """The main template first: its encoding is the default."""
