@@ -16,7 +16,7 @@ from onepass.errors import BadRequest
 from onepass.wire.body import RepeatedKeys
 from onepass.wire.request import MAX_PICTURES, Request, picture_mark
 
-MAX_NAME_CHARS = 256  # A picture's name is bounded, since every name is searched for in every text.
+MAX_NAME_CHARS = 256  # of a picture's own name: each is searched for in every text
 MAX_NAME_SHOWN = 40
 FORMAT_NAMES = frozenset({"png", "jpg", "jpeg", "webp", "gif"})
 WHITE_SPACE = b" \t\n\r\v\f"
