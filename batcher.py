@@ -160,7 +160,7 @@ class Batcher:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """Return the queue's part of `/health`. The age of the worker's beat is 0 while the worker has no work."""
+        """The queue's part of `/health`. The age of the worker's beat is 0 while it has nothing to do."""
         is_busy = self._running or self._queue.num_rows
         return {
             "queued_rows": self._queue.num_rows,
