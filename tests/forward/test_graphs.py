@@ -21,14 +21,12 @@ from onepass.loading import Loaded, load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
 from tests.support.fake_graphs import CaptureMode, FakeCapturer
-from tests.test_engine import about, largest_difference, rows_of
+from tests.support.numbers import are_alike, in_dtype
+from tests.test_engine import about, rows_of
 
 LADDER = Buckets(
     rows=(1, 2, 4), widths=(32, 64, 128), suffix_widths=(16, 64), pasts=(64, 256), reads=16, scores=16
 )  # small: a capture here is three passes
-TOLERANCE = 5e-5  # as between batches, see test_engine.py
-
-
 MAX_TOKENS, MAX_ROWS = 256, 4  # of one pass
 SHAPES = graph_shapes(LADDER, MAX_TOKENS, MAX_ROWS, longest=4096)  # as long as a row of the starter may be
 
@@ -36,10 +34,10 @@ SHAPES = graph_shapes(LADDER, MAX_TOKENS, MAX_ROWS, longest=4096)  # as long as 
 def start(capturer: FakeCapturer, buckets: Buckets = LADDER, **settings: Any) -> Loaded:
     """The starter, or another model, loaded by the start that captures graphs, on a stand-in for CUDA."""
     limits: dict[str, Any] = {"max_batch_tokens": MAX_TOKENS, "max_batch_rows": MAX_ROWS}
-    config = Config(**{"backend": "fast", "dtype": "float32", "images": False, **limits, **settings})
+    config = Config(**{"backend": "fast", "images": False, **limits, **settings})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine.__init__, "__defaults__", (lambda _: capturer, buckets))
-        return load(config)
+        return load(in_dtype(config))
 
 
 def graphs_of(loaded: Loaded) -> Graphs[Shape, Any]:
@@ -104,7 +102,7 @@ def test_the_vision_tower_gets_the_memory_that_the_other_graphs_leave(
 
 @pytest.fixture(scope="module")
 def plain() -> Loaded:
-    return load(Config(backend="fast", share_state=False))
+    return load(in_dtype(Config(backend="fast", share_state=False)))
 
 
 def test_every_kind_of_pass_is_captured(captured: Loaded) -> None:
@@ -121,7 +119,7 @@ def test_rows_of_any_kind_score_as_without_graphs(captured: Loaded, plain: Loade
     before = graphs.num_replays
     for start in range(0, len(rows), 7):
         part = rows[start : start + 7]
-        assert largest_difference(captured.engine.forward(part), plain.engine.forward(part)) < TOLERANCE
+        assert are_alike(captured.engine.forward(part), plain.engine.forward(part))
     assert graphs.num_replays - before > 5
 
 
@@ -132,7 +130,7 @@ def test_states_of_different_lengths_share_one_replay(captured: Loaded, plain: L
     before = graphs.num_replays
     again = captured.engine.forward(rows)
     assert graphs.num_replays - before == 1
-    assert largest_difference(again, plain.engine.forward(rows)) < TOLERANCE
+    assert are_alike(again, plain.engine.forward(rows))
 
 
 def test_states_do_not_change_when_the_buffers_do(captured: Loaded) -> None:
@@ -150,7 +148,7 @@ def test_a_shape_without_a_graph_runs_plainly_and_is_counted(captured: Loaded, p
     body = {"state": "x", "questions": {"q": {"type": "choice", "instructions": "?", "criteria": many}}}
     for rows in (long, plain.prompter.render(parse_request(json.dumps(body).encode()))):
         before = graphs.num_plain
-        assert largest_difference(captured.engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+        assert are_alike(captured.engine.forward(rows), plain.engine.forward(rows))
         assert graphs.num_plain > before
 
 
@@ -163,7 +161,7 @@ def test_a_failed_capture_leaves_its_shape_plain_and_the_others_captured(error: 
     assert graphs.failed
     assert graphs.ready
     rows = rows_of(plain, seed=5, count=4) + about(plain, 60, count=4)
-    assert largest_difference(loaded.engine.forward(rows), plain.engine.forward(rows)) < TOLERANCE
+    assert are_alike(loaded.engine.forward(rows), plain.engine.forward(rows))
 
 
 def test_without_memory_for_more_the_rest_is_not_tried(plain: Loaded) -> None:
