@@ -1,22 +1,26 @@
-"""Every way a request can fail, and what the client is told; knows nothing of HTTP framing."""
+"""This module names every way in which a request can fail, and what the client is told.
+
+It knows nothing of HTTP framing.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-MAX_SHOWN_CHARS = 64  # of a client's own name in `loc`
-MAX_REPORTED_ERRORS = 20  # a request may hold 512 broken questions; nobody reads more than a screenful
+MAX_SHOWN_CHARS = 64  # A client's own name in `loc` is cut to this many characters.
+MAX_REPORTED_ERRORS = 20  # A request may hold 512 broken questions; nobody reads more than a screenful.
 
 
 class StartupError(Exception):
-    """The server cannot start; the message is one line that says why and what is allowed."""
+    """The server cannot start. The message is one line that says why, and what is allowed."""
 
 
 class ApiError(Exception):
-    """A request that gets no decision. Subclasses fix `status` and `error_type`.
+    """The request gets no decision. Subclasses set `status` and `error_type`.
 
-    `retry_after_s` becomes the `Retry-After` header: whole seconds, below 30, when the official SDK gives up.
+    `retry_after_s` becomes the `Retry-After` header. It is in whole seconds and below 30, since the official SDK gives
+    up after 30 s.
     """
 
     status = 500
@@ -44,7 +48,7 @@ class BadRequest(ApiError):
 
 
 class TooManyTokens(ApiError):
-    """A prompt row longer than the model reads."""
+    """A prompt row is longer than the model can read."""
 
     status, error_type = 400, "max_tokens_exceeded"
 
@@ -57,7 +61,7 @@ class Unauthorized(ApiError):
 
 
 class NotFound(ApiError):
-    status, error_type = 404, "not_found"  # for the log; the body is FastAPI's
+    status, error_type = 404, "not_found"  # The type is for the log only; the body has the form of FastAPI's.
 
     def __init__(self) -> None:
         super().__init__("Not Found")
@@ -101,7 +105,8 @@ class HeadersTooLarge(ApiError):
 
 
 class InvalidRequest(ApiError):
-    """What the schema forbids, in FastAPI's shape: one entry per broken field, `loc` from the body down."""
+    """The schema forbids the request. The body has FastAPI's form: one entry for each broken field, and its `loc`
+    begins at the body."""
 
     status, error_type = 422, "invalid_request"
 
@@ -133,7 +138,7 @@ class Overloaded(ApiError):
 
 
 class OutOfMemory(ApiError):
-    """The model has no memory for this row, even alone."""
+    """The model has too little memory for this row, even when the row runs alone."""
 
     status, error_type = 503, "overloaded_error"
 
@@ -157,15 +162,16 @@ class WorkerDead(ApiError):
 
 
 class InternalError(ApiError):
-    """Our fault, and only ours; the message holds no internals."""
+    """The server itself is at fault. The message shows no internals."""
 
 
 def explain(detail: object) -> str:
-    """What the `detail` of an error body says, in one line; it may come from any server."""
+    """Return in one line what the `detail` of an error body says. The body may come from any server."""
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         first = detail[0]
         place = ".".join(map(str, first.get("loc", [])[1:]))
-        where = "" if first.get("type") == "json_invalid" else place  # the message says the line and the column
+        # The message of this type already says the line and the column.
+        where = "" if first.get("type") == "json_invalid" else place
         more = f" (and {len(detail) - 1} more)" if len(detail) > 1 else ""
         return f"{where}: {first.get('msg')}{more}" if where else f"{first.get('msg')}{more}"
     if isinstance(detail, dict) and "message" in detail:

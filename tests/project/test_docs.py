@@ -23,7 +23,7 @@ from tests.project.test_deploy import VARIABLES
 from tests.support.tool import ROOT, Tool
 
 PAGES = sorted(ROOT.glob("docs/*.md"))
-ALL_PAGES = [ROOT / "README.md", *PAGES]
+ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 FENCE = re.compile(r"^```([a-z]*)(?: (\S+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What the pages may call beside our own programs
 FOREIGN = frozenset(
