@@ -41,7 +41,7 @@ class Config:
     require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
     family: str = _setting(
         "auto",
-        "the format it is read in: auto, decision or chat; chat passes over all that marks another",
+        "the format it is read in: auto, decision, readout or chat; chat passes over all that marks another",
         metavar="NAME",
     )
     host: str = _setting("127.0.0.1", "address to listen on")

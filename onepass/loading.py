@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from onepass.checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
+from onepass.families import load_decision
 from onepass.families.markers import CHAT, Family
 from onepass.wire import pictures
 from onepass.wire.request import Question, Request
@@ -44,10 +45,10 @@ WARM_UP_STATE = "The parcel arrived two days late and the box was open."
 WARM_UP_PICTURE = (  # This is one grey pixel.
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 )
-WARM_UP_QUESTIONS = (
+WARM_UP_QUESTIONS = (  # of two options each: a checkpoint may have no more labels
     Question("late", "noul", "Was the parcel late?", ("true", "false"), (None, None)),
-    Question("topic", "choice", "What is it about?", ("delivery", "payment", "other"), (None, "Money", None)),
-    Question("mood", "score", "How unhappy is the writer?", ("0", "1", "2"), ("Not", "Somewhat", "Very")),
+    Question("topic", "choice", "What is it about?", ("delivery", "payment"), (None, "Money")),
+    Question("mood", "score", "How unhappy is the writer?", ("0", "1"), ("Not", "Very")),
 )
 
 
@@ -92,12 +93,10 @@ def load(config: Config) -> Loaded:
         from engine import Engine
         from images import PictureReader
         from onepass.prompt.prompter import Prompter
-        from onepass.prompt.template import DecisionFormat
 
         checkpoint = verifying.result()  # No library reads the checkpoint before this.
     log_family(checkpoint.family)
-    is_chat = checkpoint.family.name == CHAT
-    decision = DecisionFormat.of_chat() if is_chat else DecisionFormat.load(checkpoint.folder)
+    decision = load_decision(checkpoint.folder, checkpoint.family.name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
     except Exception as err:  # The library raises any error that its parsers raise.

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 ID_BYTES = 4  # a token id is an int32
 
-Readout = Literal["labels", "pointer"]
+Readout = Literal["labels", "pointer", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
     """The places where one question's answer is read in a row.
 
-    With the readout `labels` it is one position, and `label_ids` are the options' tokens in the template's order. With
+    With the readout `labels` it is one position, and `label_ids` are the options' tokens in the template's order; with
+    `linear` likewise, and they are rows of the head. With
     `pointer` there is one position for each option, then the question's end, and no label.
     """
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from onepass.errors import StartupError
 
-AUTO, DECISION, CHAT = "auto", "decision", "chat"
-SERVED = (DECISION, CHAT)
+AUTO, DECISION, CHAT, READOUT = "auto", "decision", "chat", "readout"
+SERVED = (DECISION, READOUT, CHAT)
+HEADS = {READOUT: "readout.safetensors"}  # that a served family reads
 LIBRARY_FILES = (
     "decision.json",
     "decision_template.jinja",
@@ -62,6 +63,7 @@ TITLES = {
 # Where a family's files say its version: (file, field).
 VERSIONS = {
     "decider": ("decider_config.json", "version"),
+    "readout": ("decision_config.json", "prompt"),
     "onejev": ("calibration.json", "prompt_version"),
     "lev": ("lev_release.json", "version"),
     "opendecider": ("opendecider.json", "version"),
@@ -116,10 +118,17 @@ def identify(folder: Path, asked: str = AUTO) -> Family:
         advice = f"; give --family {DECISION} or --family {CHAT}" if is_library else f"; {CHAT_RISK}"
         raise FamilyRefused(f"{folder} has marks of several families: {', '.join(seen)}{advice}")
     for name, mark in marks.items():
+        if name in SERVED:
+            _check_extras(folder, HEADS[name], CHAT_RISK)
+            return Family(name, _version(folder, name))
         raise FamilyRefused(_not_covered(folder, name, mark))
-    _check_extras(folder, is_library)
     if is_library:
+        head = "head.safetensors" if _reads_head(folder) else ""
+        _check_extras(folder, head, f"to serve the checkpoint without it, give --family {DECISION}")
         return Family(DECISION)
+    _check_extras(folder, "", CHAT_RISK)
+    if (folder / "calibration.json").is_file():
+        raise FamilyRefused(f"{folder}: calibration.json is of no family that is known; {CHAT_RISK}")
     _check_configuration(folder)
     return Family(CHAT)
 
@@ -169,28 +178,18 @@ def _has_decision_token(path: Path) -> bool:
         return False
 
 
-def _check_extras(folder: Path, is_library: bool) -> None:
-    """Raises `FamilyRefused` for a file that holds a part of the model which would be left out."""
-    weights = _listed_weights(folder)
-    allowed = {"head.safetensors"} if is_library and _reads_head(folder) else set()
+def _check_extras(folder: Path, head: str, advice: str) -> None:
+    """Raises `FamilyRefused` for a file that holds a part of the model which would be left out: any but `head`."""
+    known = {*_listed_weights(folder), head}
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(root, name).relative_to(folder).as_posix()
-            if _EXTRA.fullmatch(name) and path not in allowed | weights:
+            if _EXTRA.fullmatch(name) and path not in known:
                 raise FamilyRefused(
                     f"{folder}: {path} is a head or an adapter of no family that is known, and would be left out: "
-                    f"merge it into the weights, or remove it; {_advice(is_library)}"
+                    f"merge it into the weights, or remove it; {advice}"
                 )
-    calibration = folder / "calibration.json"
-    if calibration.is_file() and not is_library:
-        raise FamilyRefused(f"{folder}: calibration.json is of no family that is known; {_advice(is_library)}")
-
-
-def _advice(is_library: bool) -> str:
-    if is_library:
-        return f"to serve the checkpoint without it, give --family {DECISION}"
-    return CHAT_RISK
 
 
 def _listed_weights(folder: Path) -> set[str]:

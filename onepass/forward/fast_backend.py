@@ -20,7 +20,7 @@ from onepass.forward import qwen3_5
 from onepass.forward.backend import Scores
 from onepass.forward.buckets import Buckets, Shape, graph_shapes, in_order_of_capture, suffix_shape, whole_shape
 from onepass.forward.graphs import Capturer, Graph, GraphMemory, Graphs, Outputs, Work
-from onepass.forward.heads import Head, LabelHead, PointerHead
+from onepass.forward.heads import LabelHead, choose_head
 from onepass.forward.inputs import (
     DEFAULT_MAX_TOKENS,
     Inputs,
@@ -99,9 +99,8 @@ class FastBackend:
         except (BadWeights, SafetensorError) as err:
             raise StartupError(f"{checkpoint.folder} cannot be loaded: {err}") from None
         self.max_tokens: int = checkpoint.text_config.get("max_position_embeddings", DEFAULT_MAX_TOKENS)
-        self._head: Head = LabelHead(self._weights.head)
-        if readout == "pointer":
-            self._head = PointerHead.load(checkpoint.folder, self._spec.hidden_size, device)
+        labels = LabelHead(self._weights.head)
+        self._head = choose_head(readout, labels, checkpoint.folder, self._spec.hidden_size, device)
         self.buckets = Buckets() if capture is None else capture.buckets
         self.graphs: Graphs[Shape, Buffers] | None = None
         if capture is not None:

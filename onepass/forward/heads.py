@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from onepass.errors import StartupError
+from onepass.rows import Readout
 
 HEAD_FILE = "head.safetensors"
+LINEAR_FILE = "readout.safetensors"
 
 
 class Head(Protocol):
@@ -27,6 +29,16 @@ class Head(Protocol):
         about. others (B, S) long: for a pointer, which of the R states is the question's end; for labels, the id of the
         label's token."""
         ...
+
+
+def read_head(path: Path, readout: Readout) -> dict[str, Tensor]:
+    """The tensors of a head's file, by name. Raises `StartupError`."""
+    if not path.is_file():
+        raise StartupError(f"{path} is missing; readout {readout!r} needs it")
+    try:
+        return load_file(path)
+    except SafetensorError as err:
+        raise StartupError(f"{path} cannot be read: {err}") from None
 
 
 def pick(states: Tensor, places: Tensor) -> Tensor:
@@ -45,12 +57,7 @@ class PointerHead:
     def load(cls, folder: Path, hidden_size: int, device: torch.device) -> PointerHead:
         """Raises `StartupError`."""
         path = folder / HEAD_FILE
-        if not path.is_file():
-            raise StartupError(f"{path} is missing; readout 'pointer' needs it")
-        try:
-            tensors = load_file(path)
-        except SafetensorError as err:
-            raise StartupError(f"{path} cannot be read: {err}") from None
+        tensors = read_head(path, "pointer")
         for name in ("query.weight", "key.weight"):
             if name not in tensors or tensors[name].ndim != 2 or tensors[name].shape[1] != hidden_size:
                 raise StartupError(f"{path}: {name} must be a matrix with {hidden_size} columns")
@@ -67,12 +74,23 @@ class PointerHead:
 
 @dataclass(frozen=True, slots=True)
 class LabelHead:
-    """Gives the next-token logit of each option's label token alone: it reads 26 rows of the matrix, not 248,320."""
+    """Gives the next-token logit of each option's label token alone: it reads 26 rows of the matrix, not 248,320.
 
-    weight: Tensor  # (vocabulary, hidden), as wide as it is stored
-    bias: Tensor | None = None  # (vocabulary,)
+    With the readout `linear` the matrix is the checkpoint's own, with a row for each answer code."""
+
+    weight: Tensor  # (vocabulary or codes, hidden), as wide as it is stored
+    bias: Tensor | None = None  # (vocabulary or codes,)
     scale: float = 1.0  # Cohere, Granite
     cap: float | None = None  # Gemma: cap * tanh(logit / cap)
+
+    @classmethod
+    def load_linear(cls, folder: Path, hidden_size: int, device: torch.device) -> LabelHead:
+        """Raises `StartupError`."""
+        path = folder / LINEAR_FILE
+        weight = read_head(path, "linear").get("weight")
+        if weight is None or weight.ndim != 2 or weight.shape[1] != hidden_size:
+            raise StartupError(f"{path}: weight must be a matrix with {hidden_size} columns")
+        return cls(weight.to(device, torch.float32, copy=True))
 
     def scores(self, states: Tensor, reads: Tensor, others: Tensor) -> Tensor:
         # A product and a sum, which no setting of matrix products' precision touches
@@ -81,3 +99,14 @@ class LabelHead:
             logits = logits + self.bias[others].float()
         logits = logits * self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+def choose_head(readout: Readout, labels: LabelHead, folder: Path, hidden_size: int, device: torch.device) -> Head:
+    """The head that the checkpoint's readout asks for; `labels` is the one over the model's own tokens.
+
+    Raises `StartupError` where its file is missing or holds something else."""
+    if readout == "pointer":
+        return PointerHead.load(folder, hidden_size, device)
+    if readout == "linear":
+        return LabelHead.load_linear(folder, hidden_size, device)
+    return labels

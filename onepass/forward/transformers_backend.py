@@ -19,7 +19,7 @@ from onepass.errors import StartupError
 from onepass.forward.backend import Scores
 from onepass.forward.buckets import Buckets
 from onepass.forward.graphs import Graphs
-from onepass.forward.heads import Head, LabelHead, PointerHead
+from onepass.forward.heads import LabelHead, choose_head
 from onepass.forward.inputs import DEFAULT_MAX_TOKENS, make_inputs, split_scores
 from onepass.forward.plan import Pass
 from onepass.forward.prefix import Prefix
@@ -56,9 +56,7 @@ class TransformersBackend:
             getattr(config, "final_logit_softcapping", None),
         )
         self._check_labels(labels)
-        self._head: Head = labels
-        if readout == "pointer":
-            self._head = PointerHead.load(folder, config.hidden_size, device)
+        self._head = choose_head(readout, labels, folder, config.hidden_size, device)
 
     def run(self, planned: Pass, rows: Sequence[Row], past: Sequence[Prefix]) -> tuple[list[Scores], list[Prefix]]:
         """See `Backend.run`. Its passes are over whole rows."""

@@ -245,7 +245,7 @@ def choose_threads(sizes: tuple[int, int] | None, reasons: dict[str, str]) -> Th
 
 def probe_row(num_tokens: int, readout: Readout) -> Row:
     ids = array("i", [1 + place % 97 for place in range(num_tokens)])
-    if readout == "labels":
+    if readout != "pointer":
         return Row(ids, (Read((num_tokens - 1,), (0, 1)),))
     return Row(ids, (Read((num_tokens - 2, num_tokens - 1), ()),))
 

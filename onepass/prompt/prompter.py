@@ -120,7 +120,7 @@ class Prompter:
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:
         """Return what is read for each question. `marks` holds the number of tokens before each sentinel, and the token
         before a sentinel is read."""
-        if self.decision.readout == "labels":
+        if self.decision.readout != "pointer":
             return tuple(
                 Read((mark - 1,), self._labels.ids(question.type, len(question.options)))
                 for question, mark in zip(questions, marks, strict=True)
@@ -173,10 +173,11 @@ def _sample_questions(text: str) -> tuple[Question, ...]:
 
 
 class Labels:
-    """The label tokens of each question type (readout `labels`), checked once at the start."""
+    """The labels of each question type, checked once at the start: tokens for the readout `labels`, the rows of the
+    head in order for `linear`."""
 
     def __init__(self, tokenizer: Any, decision: DecisionFormat) -> None:
-        self._is_read = decision.readout == "labels"
+        self._is_read = decision.readout != "pointer"
         self._names: dict[str, list[str]] = {}
         self._ids: dict[str, tuple[int, ...]] = {}
         for kind, default, most in (
@@ -185,6 +186,10 @@ class Labels:
             ("score", string.ascii_uppercase, MAX_LEVELS),
         ):
             given = decision.labels.get(kind)
+            if decision.readout == "linear":
+                self._names[kind] = list(given or ())[:most]
+                self._ids[kind] = tuple(range(len(self._names[kind])))
+                continue
             names, ids = _single_tokens(tokenizer, given or default, most)
             if not self._is_read:  # shown by some templates, never read
                 names = list(given or default)[:most]
