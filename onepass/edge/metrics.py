@@ -27,12 +27,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # of a decision, in the order they happen
+STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # A decision passes them in this order.
 BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)  # fmt: skip
 TOTAL = "total"
 NONE = "-"  # no error, no client id
 CLIENT_LEFT = "client_left"  # the error of a request whose client did not wait for the answer
-OTHER = "other"  # a route or a method that is none of ours: what clients make up must not make new series
+OTHER = "other"  # It replaces any unknown route or method, since a client must not be able to make new series.
 # What becomes of a request's rows, by its error; any other error: failed
 OUTCOMES = {NONE: "answered", CLIENT_LEFT: "cancelled", "deadline_exceeded": "expired"}
 GAUGES = {  # fact -> (metric, help)
