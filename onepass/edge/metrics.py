@@ -32,7 +32,7 @@ BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .
 TOTAL = "total"
 NONE = "-"  # no error, no client id
 CLIENT_LEFT = "client_left"  # the error of a request whose client did not wait for the answer
-OTHER = "other"  # It replaces any unknown route or method, since a client must not be able to make new series.
+OTHER = "other"  # a route or a method that is none of ours: what clients make up must not make new series
 # What becomes of a request's rows, by its error; any other error: failed
 OUTCOMES = {NONE: "answered", CLIENT_LEFT: "cancelled", "deadline_exceeded": "expired"}
 GAUGES = {  # fact -> (metric, help)
