@@ -1,6 +1,6 @@
 """The command line beside the server: `ask`, `batch`, `doctor` and `bench`, in process, over `onepass/decider.py`.
 
-Reads the command line and says what went wrong. Each command's work is in its own `tool_*.py`, imported when it is
+Reads the command line and says what went wrong. Each command's work is in its own `onepass/cli/*.py`, imported when it is
 called for: `doctor` must run where nothing is installed yet.
 """
 

@@ -1,6 +1,6 @@
 """A cache bounded by the cost of what it holds; it knows nothing of what that is.
 
-`cachetools.LRUCache` was tried in its place. It bounds a cost as well, but it raises an error for a value that is too
+`cachetools.LRUCache` was considered in its place. It bounds a cost as well, but it raises an error for a value that is too
 large, counts nothing and has no pins, so that the code around it was as long as this one.
 """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 INSTALL = "python -m pip install -r {}"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-LIBRARIES_BYTES = 760 << 20  # resident with the starter loaded (762 MiB, torch 2.14 on a CPU), most of it libraries
+LIBRARIES_BYTES = 760 << 20  # The process with the starter takes 762 MiB (torch 2.14 on a CPU), mostly for libraries.
 LOADING_FACTOR = 1.33  # This is the peak memory while loading, divided by that of the weights (docs/engine.md).
 MIN_FILES = 1024
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -33,7 +33,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PERCENT = re.compile(r"%([0-9A-Fa-f]{2})?")
 UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"})
-METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # without a length it is unsure where these end
+METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # Without a length, the end of such a request is unclear.
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # of a decision, in the order they happen
+STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # A decision passes them in this order.
 BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)  # fmt: skip
 TOTAL = "total"
 NONE = "-"  # no error, no client id
