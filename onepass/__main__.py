@@ -1,7 +1,7 @@
 """The command line beside the server: `ask`, `batch`, `doctor` and `bench`, in process, over `onepass/decider.py`.
 
-Reads the command line and says what went wrong. Each command's work is in its own `onepass/cli/*.py`, imported when it is
-called for: `doctor` must run where nothing is installed yet.
+It reads the command line and says what went wrong. The work of each command is in a file of `onepass/cli/`, which is
+imported when it is called for: `doctor` must run where nothing is installed yet.
 """
 
 from __future__ import annotations

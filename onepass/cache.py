@@ -1,7 +1,7 @@
 """A cache bounded by the cost of what it holds; it knows nothing of what that is.
 
-`cachetools.LRUCache` was considered in its place. It bounds a cost as well, but it raises an error for a value that is too
-large, counts nothing and has no pins, so that the code around it was as long as this one.
+`cachetools.LRUCache` was considered in its place. It bounds a cost as well, but it raises an error for a value that is
+too large, counts nothing and has no pins, so that the code around it would be as long as this one.
 """
 
 from __future__ import annotations

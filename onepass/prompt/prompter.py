@@ -118,14 +118,9 @@ class Prompter:
         return Row(input_ids, reads, min(num_shared, reads[0].positions[0]), places)
 
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:
-<<<<<<< HEAD
         """Return what is read for each question. `marks` holds the number of tokens before each sentinel, and the token
         before a sentinel is read."""
         if self.decision.readout != "pointer":
-=======
-        """`marks` are the numbers of tokens before each sentinel; what is read is the token before it."""
-        if self.decision.readout == "labels":
->>>>>>> english
             return tuple(
                 Read((mark - 1,), self._labels.ids(question.type, len(question.options)))
                 for question, mark in zip(questions, marks, strict=True)
