@@ -37,12 +37,14 @@ def brier_scores(probabilities: Floats, labels: Ints) -> Floats:
     """By row: half the sum of the squared errors, so that 0 is the best and 1 the worst for any number of options."""
     errors = probabilities.copy()
     errors[np.arange(len(labels)), labels] -= 1
-    return np.square(errors).sum(axis=1) / 2
+    scores: Floats = np.square(errors).sum(axis=1) / 2
+    return scores
 
 
 def log_losses(probabilities: Floats, labels: Ints) -> Floats:
     """By row, in nats; a probability below the least step of a float64 counts as that step."""
-    return -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps))
+    losses: Floats = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], np.finfo(np.float64).eps))
+    return losses
 
 
 def width_bins(confidence: Floats) -> Ints:
