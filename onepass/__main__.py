@@ -1,4 +1,4 @@
-"""The command line beside the server: `ask`, `batch`, `doctor` and `bench`, in process, over `onepass/decider.py`.
+"""The command line beside the server: `ask`, `batch`, `evaluate`, `doctor` and `bench`, over `onepass/decider.py`.
 
 Reads the command line and says what went wrong. Each command's work is in its own `tool_*.py`, imported when it is
 called for: `doctor` must run where nothing is installed yet.
@@ -209,13 +209,14 @@ def batch(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
 
 def evaluate(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
     from onepass.cli import evaluate as tool_evaluate
+    from onepass.cli.batch import make_seed
 
     rows = tool_evaluate.read_rows(arguments.rows)
     if arguments.url:
         run = tool_evaluate.run(arguments, rows, tool_evaluate.server_at(arguments.url, os.environ), arguments.url)
     else:
         with open_decider(settings(arguments)) as decider:
-            target = f"{decider.model_name}\0{arguments.model}\0{arguments.encoding}\0{arguments.dtype}"
+            target = make_seed(decider, None).hex()  # another checkpoint is asked anew
             run = tool_evaluate.run(arguments, rows, decider.decide, decider.model_name, target)
     for reason in (*rows.bad, *run):
         complain(reason)
