@@ -1,6 +1,7 @@
-"""The loop of the one worker thread: who is admitted to the queue, when a batch runs, what becomes of each row.
+"""This module is the loop of the one worker thread. It decides which requests are admitted to the queue, when a batch
+runs, and what happens to each row.
 
-It knows nothing of the model and of HTTP: `run` is whatever answers a list of rows.
+It knows nothing of the model and of HTTP: `run` is any function that answers a list of rows.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from onepass.row_queue import GIANT_ROWS, QueuedRow, RowLike, RowQueue, Ticket, 
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_AFTER_S = 29  # the official SDK gives up after 30 s in all
-RATE_SMOOTHING = 0.2  # weight of the newest batch in the measured rate
-LARGE_SHARE = 0.25  # a batch with this share of the most rows or tokens tells what a token costs in a full batch
+MAX_RETRY_AFTER_S = 29  # The official SDK gives up after 30 s in all.
+RATE_SMOOTHING = 0.2  # This is the weight of the newest batch in the measured rate.
+# A batch with at least this share of the maximum rows or tokens shows what a token costs in a full batch.
+LARGE_SHARE = 0.25
 
 
 def adapt_rows(few: int, num_rows: int, seconds: float, max_seconds: float, max_rows: int) -> int:
     """Estimate how many rows take `max_seconds`, from the rows and the seconds of the last batch.
 
-    A request that arrives while a batch runs waits for the batch to end, so a batch made of one giant request's rows
-    has to be short. A batch in which many requests have their turn may be long: all of them wait for it, and it is the
-    cheapest way to serve them.
+    A request that arrives while a batch runs waits for the batch to end. A batch that holds the rows of one giant
+    request must therefore be short. A batch in which many requests have their turn may be long: all of them wait for
+    it, and it is the cheapest way to serve them.
     """
     if seconds <= max_seconds and num_rows < few:
-        return few  # the batch had fewer rows, so it tells nothing
+        return few  # The batch had fewer rows and was fast enough, so it gives no new information.
     times = min(2.0, max_seconds / seconds) if seconds else 2.0
     return max(1, min(max_rows, int(num_rows * times)))
 
 
 class Batcher:
-    """Takes rows and gives results. Only the worker thread calls `work`; any thread may call the other methods."""
+    """A batcher takes rows and gives results. Only the worker thread calls `work`; any thread may call the rest."""
 
     def __init__(
         self,
@@ -54,36 +56,40 @@ class Batcher:
         max_kept_tokens: int = 0,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`run` answers a batch with one result for each row. A result that is an `ApiError` fails its request alone;
-        the others are kept for when the row is asked again, as many as belong to `max_kept_tokens` tokens of rows.
+        """`run` answers a batch with one result for each row. A result that is an `ApiError` fails only its own
+        request. Other results are kept for the next time that the same row is asked, up to the results of rows that
+        have `max_kept_tokens` tokens in all.
 
-        A giant request gets no more of a batch than its turn where more would make the batch take longer than
-        `max_batch_s`. While a batch takes longer than `stall_s`, no request is admitted. A request that would wait for
-        longer than `max_wait_s` is not admitted either, unless one batch takes all that waits.
+        A giant request gets only its turn in a batch if more rows would make the batch take longer than `max_batch_s`.
+        While a batch takes longer than `stall_s`, no request is admitted. A request that would wait for longer than
+        `max_wait_s` is not admitted either, unless one batch takes all waiting rows.
 
-        `idle` does a little of the work that can wait, while nothing is queued. It returns whether more is left."""
+        `idle` does a small part of the work that can wait, while nothing is queued. It returns whether more is left."""
         self._run, self._idle = run, idle
         self._max_rows, self._max_tokens = max_batch_rows, max_batch_tokens
         self._max_queued_rows, self._window_s = max_queued_rows, batch_window_s
         self._max_client_rows = max_queued_rows if max_client_rows is None else max_client_rows
         self._queue = RowQueue(min(GIANT_ROWS, max_batch_rows))
-        self._changed = threading.Condition()  # of an RLock
+        self._changed = threading.Condition()  # Its lock is an RLock.
         self._max_batch_s, self._stall_s, self._max_wait_s = max_batch_s, stall_s, max_wait_s
-        self._few_rows = max_batch_rows  # the number of rows that take `max_batch_s`
+        self._few_rows = max_batch_rows  # This is the estimated number of rows that take `max_batch_s`.
         self._is_draining = self._is_dead = False
-        self._running: list[QueuedRow] = []  # the batch that the model computes now
-        # A result is about as large as its row, whose tokens it is kept with: an option has at least one token
+        self._running: list[QueuedRow] = []  # The model computes this batch now.
+        # Each result is kept with its row's number of tokens, which stands for the result's size: every option has at
+        # least one token.
         self._kept: LruCache[Hashable, tuple[int, Any]] = LruCache(max_kept_tokens, lambda kept: kept[0])
         self._has_idle_work = True
-        self._seconds_per_token = 0.0  # in the last large batches, since those of a full queue are large
+        self._seconds_per_token = 0.0  # It is measured on large batches only, since a full queue makes large batches.
         self.num_batches = self.num_rows = 0
-        self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)  # batches of up to 1, 2, 4, 8... rows
-        self.num_repeated_rows = 0  # answered by a run of another row with the same key, earlier or in the same batch
-        self.num_repeated_tokens = 0  # of those rows
-        self.beat_at = time.monotonic()  # when the worker last looked for a batch
+        # The entries count the batches of up to 1, 2, 4, 8... rows.
+        self.batch_rows = [0] * ((max_batch_rows - 1).bit_length() + 1)
+        # These rows are answered by the run of another row with the same key, which ran earlier or in the same batch.
+        self.num_repeated_rows = 0
+        self.num_repeated_tokens = 0  # This counts the tokens of those rows.
+        self.beat_at = time.monotonic()  # The worker last looked for a batch at this time.
 
     def submit(self, rows: Sequence[RowLike], timeout_s: float, client: Hashable = 0) -> Ticket:
-        """Queue all `rows` or none. If all their results are kept, the ticket is resolved at once.
+        """Queue all `rows`, or none of them. If all their results are kept, the ticket is resolved at once.
 
         Raises `Overloaded`, `ShuttingDown` or `WorkerDead`."""
         now = time.monotonic()
@@ -109,20 +115,20 @@ class Batcher:
         return ticket
 
     def _find_kept(self, keys: Sequence[Hashable]) -> dict[Hashable, Any]:
-        """The results that are kept for these keys. The caller holds `self._changed`."""
+        """Return the results that are kept for these keys. The caller holds `self._changed`."""
         return {key: result for key, (_, result) in self._kept.find(keys).items()}
 
     def _count_repeated(self, asked: Collection[RowLike], ran: Collection[RowLike]) -> None:
-        """The caller holds `self._changed`."""
+        """Count the rows that were asked but did not run. The caller holds `self._changed`."""
         self.num_repeated_rows += len(asked) - len(ran)
         self.num_repeated_tokens += sum(row.num_tokens for row in asked) - sum(row.num_tokens for row in ran)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Drop a request whose caller is gone. Rows that have not started are not run; other results are dropped."""
+        """Drop a request whose caller has left. Rows that have not started do not run; other results are dropped."""
         with self._changed:
             if ticket.future.cancel():
                 self._queue.remove(ticket)
-                self._changed.notify_all()  # a drain may wait for an empty queue
+                self._changed.notify_all()  # A drain may wait for an empty queue.
 
     def expire(self, ticket: Ticket) -> None:
         """Fail a request whose deadline has passed, unless one of its rows has started."""
@@ -133,8 +139,8 @@ class Batcher:
                 self._changed.notify_all()
 
     def why_refused(self, num_rows: int, client: Hashable = None) -> Overloaded | None:
-        """The reason why `num_rows` more rows of this client would not be admitted, or None. The default client has no
-        rows waiting."""
+        """Return why `num_rows` more rows of this client would not be admitted, or None if they would be. The default
+        client has no waiting rows."""
         with self._changed:
             waiting, of_client = self._queue.num_rows, self._queue.num_rows_of(client)
             if waiting + num_rows > self._max_queued_rows:
@@ -167,13 +173,16 @@ class Batcher:
         }
 
     def _retry_after_s(self, wait_s: float | None = None) -> int:
-        """`wait_s` is the time until there is room; without it, the time until all that waits has run."""
+        """Return the seconds after which a client should try again.
+
+        `wait_s` is the time until there is room. Without it, this is the time until all waiting rows have run.
+        """
         if wait_s is None:
             wait_s = self._queue.num_tokens * self._seconds_per_token
         return min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
 
     def work(self) -> None:
-        """Serve until the batcher is drained. Worker thread only."""
+        """Serve until the batcher is drained. Only the worker thread calls this."""
         while True:
             batch = self._next_batch()
             if batch is None:
@@ -184,7 +193,7 @@ class Batcher:
                 self._has_idle_work = self._idle()
 
     def _next_batch(self) -> list[QueuedRow] | None:
-        """Wait for a batch. It is empty while there is other work to do, and None at the end."""
+        """Wait for a batch. The batch is empty while there is idle work to do, and None at the end."""
         with self._changed:
             self._running = []
             self._changed.notify_all()
@@ -210,7 +219,7 @@ class Batcher:
                     self._changed.wait()
 
     def _wait_window(self) -> None:
-        """Give more rows the time to arrive that `--batch-window-ms` allows, while there is room for them."""
+        """Wait for more rows for as long as `--batch-window-ms` allows, while the batch has room for them."""
         while 0 < self._queue.num_rows < self._max_rows and not self._is_draining:
             left = self._queue.first_queued_at() + self._window_s - time.monotonic()
             if left <= 0:
@@ -239,11 +248,11 @@ class Batcher:
                 if outcome is not None and not entry.ticket.is_settled:
                     entry.ticket.is_settled = True
                     settled.append((entry.ticket, outcome))
-        for ticket, outcome in settled:  # outside the lock, which those who are woken here may want
+        for ticket, outcome in settled:  # This runs outside the lock, since the threads it wakes may need the lock.
             ticket.resolve(outcome)
 
     def _note(self, ticket: Ticket, index: int, result: Any) -> list[Any] | ApiError | None:
-        """Note the result of one row. Returns the outcome of its request if this result settles it."""
+        """Note the result of one row. Return the outcome of its request if this result settles it."""
         ticket.results[index] = result
         if isinstance(result, ApiError):
             self._queue.remove(ticket)
@@ -253,7 +262,10 @@ class Batcher:
         return None
 
     def _run_each_once(self, batch: list[QueuedRow]) -> tuple[list[Any], list[RowLike]]:
-        """The results in order, and the rows that ran: one row of each key, and none whose result is kept."""
+        """Return the results in order, and the rows that ran.
+
+        One row of each key runs. A row whose result is kept does not run.
+        """
         keys = [entry.row.key for entry in batch]
         with self._changed:
             results = self._find_kept(keys)
@@ -268,7 +280,7 @@ class Batcher:
         return [results[key] for key in keys], list(to_run.values())
 
     def _run_or_isolate(self, rows: list[RowLike]) -> list[Any]:
-        """Run a batch. If it fails, or has no memory, it runs again row by row, so that only the culprit fails."""
+        """Run a batch. If it fails or runs out of memory, run it again row by row, so that only the bad row fails."""
         if not rows:
             return []
         try:
@@ -287,7 +299,7 @@ class Batcher:
         return [result for row in rows for result in self._run_or_isolate([row])]
 
     def drain(self, timeout_s: float) -> bool:
-        """Admit nothing more and let the worker end. Returns whether all that was queued was answered in time.
+        """Admit no more requests and let the worker end. Return whether all queued requests were answered in time.
 
         Requests that are left after `timeout_s` fail with `ShuttingDown`.
         """
@@ -301,7 +313,7 @@ class Batcher:
         return is_empty
 
     def die(self) -> None:
-        """Fail all that waits and admit nothing more, since the worker is gone."""
+        """Fail all waiting requests and admit no more, since the worker has stopped."""
         with self._changed:
             self._is_dead = True
             self._fail_all(WorkerDead("the model's worker has stopped", retry_after_s=5))

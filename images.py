@@ -1,9 +1,8 @@
-"""Picture bytes to the pixels a vision tower is shown: checked, upright, on white, RGB, resized once; on the CPU.
+"""Turns picture bytes into the pixels that a vision tower is shown: upright, on white, RGB, resized once; on the CPU.
 
-Pillow opens and checks; torch resizes by the very operation that torchvision's resize calls, without the two seconds
-that importing torchvision takes. Pixels and patches are those of transformers' `Qwen2VLImageProcessor`, the torchvision
-one, which is Qwen3.5's. Time and memory are bounded by what the header says before a pixel is decoded.
-Knows nothing of requests, prompts or the model.
+Pillow opens and checks a picture. torch resizes it by the operation that torchvision's resize calls, since the import
+of torchvision takes two seconds. Pixels and patches are those of transformers' `Qwen2VLImageProcessor`, which Qwen3.5
+uses. The header bounds time and memory before a pixel is decoded. It knows nothing of requests, prompts and the model.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from torch import Tensor
 from onepass.errors import BadRequest, DeadlineExceeded, Overloaded, StartupError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-MAX_SOURCE_PIXELS = 1 << 25  # 33 million: photos of telephones pass; decoded it is 134 MB, at worst four copies of that
-MAX_ASPECT_RATIO = 200  # as the library's processor
-MAX_JPEG_SCANS = 100  # a progressive one has about 10; each costs a pass over all pixels, and may be a few bytes
+MAX_SOURCE_PIXELS = 1 << 25  # 33 million, enough for a telephone's photo; decoded 134 MB, at worst four copies of them
+MAX_ASPECT_RATIO = 200  # that of the library's processor
+MAX_JPEG_SCANS = 100  # a progressive JPEG has about 10; a scan of a few bytes costs a pass over all pixels
 MAX_HELD_BYTES = 512 << 20  # of pixels that wait for the model: 850 pictures of the default size
-MAX_DECODERS = 4  # pictures decoded at once: this bounds memory, and leaves cores to the model
+MAX_DECODERS = 4  # pictures decoded at once; the limit bounds memory and leaves cores to the model
 BICUBIC = 3  # Pillow's number, which preprocessor_config.json uses
 JPEG_SCAN = b"\xff\xda"
 ORIENTATION = 0x0112  # the EXIF tag
@@ -55,18 +54,18 @@ PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImag
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a checkpoint's processor configuration says, and the server's limit on pixels."""
+    """The processor configuration of a checkpoint, and the server's limit on pixels."""
 
     patch_size: int
-    merge_size: int  # patches a side that become one token
+    merge_size: int  # patches on each side of the square that becomes one token
     min_pixels: int
     max_pixels: int
-    mean: tuple[float, ...]  # of 0 to 1, a channel each
+    mean: tuple[float, ...]  # of each channel, between 0 and 1
     std: tuple[float, ...]
 
     @classmethod
     def load(cls, folder: Path, max_pixels: int) -> Settings | None:
-        """None where the checkpoint has no such configuration. Raises `StartupError` for one we would not follow."""
+        """None where the checkpoint has no such configuration. Raises `StartupError` for one that is not supported."""
         found = _processor_config(folder)
         if found is None:
             return None
@@ -98,10 +97,10 @@ class Settings:
         return settings
 
     def fit(self, height: int, width: int) -> tuple[int, int]:
-        """The sides that a picture of this size is resized to: whole merged patches, one at least, inside the budget.
+        """The sides to which a picture of this size is resized: whole merged patches, at least one, within the budget.
 
-        The library's arithmetic, its rounding of halves to even included; so, as there, a picture much longer than wide
-        may leave the budget by a strip.
+        The arithmetic is the library's, with its rounding of halves to even. So a picture that is much longer than wide
+        may exceed the budget by a strip, as it does there.
         """
         unit = self.patch_size * self.merge_size
         sides = [round(side / unit) * unit for side in (height, width)]
@@ -114,7 +113,7 @@ class Settings:
         return sides[0], sides[1]
 
     def patches(self, pixels: Tensor) -> Tensor:
-        """(3, H, W) uint8 to (patches, 3 * patch * patch) float32, normalised; those that merge stand together."""
+        """(3, H, W) uint8 as (patches, 3 * patch * patch) float32, normalised. Patches that merge are adjacent."""
         size, merge = self.patch_size, self.merge_size
         mean, std = (
             torch.tensor(values, device=pixels.device).mul(255).view(3, 1, 1) for values in (self.mean, self.std)
@@ -126,7 +125,7 @@ class Settings:
 
 
 def _processor_config(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The processor's newer file first, as the library looks for it."""
+    """The processor's configuration and its file. The newer file comes first, as in the library."""
     for name, key in (("processor_config.json", "image_processor"), ("preprocessor_config.json", None)):
         path = folder / name
         if not path.is_file():
@@ -143,13 +142,13 @@ def _processor_config(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Picture:
-    """One picture as the model is shown it. The same object wherever a request shows it."""
+    """One picture as the model is shown it. It is one object wherever a request shows it."""
 
     pixels: Tensor  # (3, H, W) uint8
-    digest: bytes  # of the pixels and their shape: pictures are the same if this is
+    digest: bytes  # of the pixels and their shape; pictures with the same digest are the same
     grid: tuple[int, int]  # rows and columns of patches
     shape: tuple[int, int]  # rows and columns of tokens
-    embeds: Tensor | None = None  # (num_tokens, hidden), what the tower made of it; the worker thread's
+    embeds: Tensor | None = None  # (num_tokens, hidden), set by the worker thread
 
     @property
     def num_patches(self) -> int:
@@ -157,12 +156,12 @@ class Picture:
 
     @property
     def num_tokens(self) -> int:
-        """That it takes in a prompt."""
+        """Tokens that this picture takes in a prompt."""
         return self.shape[0] * self.shape[1]
 
     @property
     def span(self) -> int:
-        """Positions that M-RoPE counts on for it."""
+        """Positions that M-RoPE counts for this picture."""
         return max(self.shape)
 
     def __eq__(self, other: object) -> bool:
@@ -175,8 +174,8 @@ class Picture:
 class PictureReader:
     """Decodes pictures on a few threads of its own; any thread may call `read`.
 
-    Its own threads because torch's resize starts OpenMP threads for each thread that calls it: connections come
-    by the hundred.
+    It has its own threads because torch's resize starts OpenMP threads for each thread that calls it, and there may be
+    hundreds of connections.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -184,8 +183,8 @@ class PictureReader:
         num_threads = min(MAX_DECODERS, os.cpu_count() or 1)
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="picture")
         self._held_bytes = 0
-        self._lock = threading.RLock()  # a picture may die, and be counted, wherever its last user drops it
-        warnings.filterwarnings("ignore", module="PIL")  # of broken EXIF and the like, in what clients send
+        self._lock = threading.RLock()  # a picture is freed, and counted, in any thread that drops it last
+        warnings.filterwarnings("ignore", module="PIL")  # clients send broken EXIF and the like
 
     def read(self, sources: Sequence[tuple[str, bytes]], deadline: float) -> list[Picture]:
         """`sources` are (what to call it in an error, bytes). The same bytes become the same `Picture`.
@@ -223,7 +222,7 @@ def _seconds_until(deadline: float) -> float | None:
 
 
 def decode(data: bytes, name: str, settings: Settings) -> Picture:
-    """Raises `BadRequest`, which says nothing of the content but its format and size."""
+    """Decode one picture. Raises `BadRequest`, whose message names only the picture's format and size."""
     image = _open(data, name)
     try:
         image.load()  # the first frame
@@ -247,7 +246,7 @@ def decode(data: bytes, name: str, settings: Settings) -> Picture:
 
 
 def _open(data: bytes, name: str) -> Image.Image:
-    """Read the header, and refuse what would take too long or too much memory to decode."""
+    """Read the header, and refuse a picture that would take too long or too much memory to decode."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
@@ -273,12 +272,12 @@ def _too_large(name: str) -> BadRequest:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # broken EXIF in a picture that is whole: shown as it is stored
+    except Exception:  # the EXIF is broken but the picture is whole, so it is shown as it is stored
         return 1
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """RGB, transparency laid on white."""
+    """The picture in RGB, with transparent parts laid on white."""
     transparent = image.info.get("transparency")
     if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
         grey = np.asarray(image).astype(np.int32)

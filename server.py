@@ -1,4 +1,7 @@
-"""The program: start order, signals, shutdown. `onepass/edge/` says what is answered, and how."""
+"""This is the server program. It owns the start order, the signals and the shutdown.
+
+It knows nothing of requests: `onepass/edge/` decides what is answered, and how.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from onepass.edge.routes import ROUTES
 from onepass.errors import StartupError
 from onepass.logs import StopSignal, allow_many_files, set_up_logging
 
-logger = logging.getLogger("server")  # not __name__: run as a program that would be "__main__"
+logger = logging.getLogger("server")  # The name is fixed, since __name__ is "__main__" when this runs as a program.
 
-WRITE_GRACE_S = 2.0  # after the queue is done, handlers get this long to send what they have, and clients to read it
+# When the queue is done, handlers have this long to send their answers, and clients have this long to read them.
+WRITE_GRACE_S = 2.0
 EXIT_CONFIGURATION, EXIT_FAILURE = 2, 1
 
 
@@ -46,7 +50,7 @@ def watch(decider: Decider, stop: StopSignal) -> None:
 
 
 def shut_down(server: HttpServer) -> int:
-    """Finish what is queued, or report why the worker died. Returns the exit code."""
+    """Finish the queued requests, or report why the worker died. Return the exit code."""
     decider = server.decider
     server.is_stopping = True
     if not decider.dead.is_set():
@@ -60,13 +64,16 @@ def shut_down(server: HttpServer) -> int:
         return 0
     if isinstance(decider.failure, StartupError):
         sys.stderr.write(f"onepass: {decider.failure}\n")
-    else:  # its traceback is in the log already
+    else:  # The traceback is already in the log.
         logger.error("the worker died of %s; the process ends", type(decider.failure).__name__)
     return EXIT_FAILURE
 
 
 def main(argv: Sequence[str], make_decider: Callable[[Config], Decider] = Decider) -> int:
-    """Run until a signal or the worker's end. Returns the exit code; does not return while the worker is at work."""
+    """Run until a signal arrives or the worker ends.
+
+    If the server cannot start, this returns the exit code. Otherwise this ends the process with the exit code.
+    """
     stop = StopSignal()
     exit_code = EXIT_CONFIGURATION
     try:
@@ -91,7 +98,7 @@ def main(argv: Sequence[str], make_decider: Callable[[Config], Decider] = Decide
     server.remove_socket()
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(exit_code)  # a worker inside a C++ call would abort the interpreter's own way out
+    os._exit(exit_code)  # A normal exit of the interpreter would abort while the worker is inside a C++ call.
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Finds a checkpoint (a folder, or a snapshot from the Hub) and verifies it before anything in it is loaded.
+"""This module finds a checkpoint (a folder, or a snapshot from the Hub) and verifies it before anything is loaded.
 
-Knows files and digests, not what they mean. The Hub libraries are imported only for a Hub repository.
+It knows files and digests, and nothing of what they mean. The Hub libraries are imported only for a Hub repository.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from tqdm import tqdm
 
 from onepass.config import STARTER_MODEL, Config
 from onepass.errors import StartupError
+from onepass.families.markers import UNMARKED, Family, identify, read_object
 
 STARTER_NAME = "onepass-starter"
 MANIFEST_NAMES = ("SHA256SUMS", "weights.sha256")
 WEIGHTS_INDEX = "model.safetensors.index.json"
-# What a loader of the Hugging Face library might read: with a manifest, none of these may lie there unlisted.
+# A loader of the Hugging Face library might read files with these endings. If there is a manifest, it must list all of
+# them. Code is left out here, since it is never run and published manifests do not list it.
 LOADABLE = frozenset(
     [
         ".safetensors",
@@ -30,7 +32,6 @@ LOADABLE = frozenset(
         ".jinja",
         ".txt",
         ".model",
-        ".py",
         ".bin",
         ".pt",
         ".pth",
@@ -43,7 +44,9 @@ LOADABLE = frozenset(
         ".tiktoken",
     ]
 )
-DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", *MANIFEST_NAMES)
+DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*head*.pt", "blink.py", *MANIFEST_NAMES)
+# In a subfolder, loaders read files with these names. They do not read the records of an evaluation.
+_CONFIGURATION = re.compile(r".*(config|token|vocab|merges|index|added|special).*", re.IGNORECASE)
 HASH_CHUNK_BYTES = 4 << 20
 _LINE = re.compile(r"([0-9A-Fa-f]{64}) [ *](.+)")
 
@@ -53,44 +56,45 @@ Stamp = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint on this disk, whose files may be loaded."""
+    """This is a checkpoint on this disk. Its files may be loaded after `verify`."""
 
     folder: Path
     name: str
-    source: str  # "starter", "folder" or "hub"
-    revision: str | None  # the commit of a Hub snapshot
-    created: int  # when its configuration was written on this disk, in seconds since 1970
+    source: str  # It is "starter", "folder" or "hub".
+    revision: str | None  # This is the commit of a Hub snapshot.
+    created: int  # Its configuration was written on this disk at this time, in seconds since 1970.
     manifest: Path | None = None
-    stamps: dict[str, Stamp] = field(default_factory=dict)  # of the files in the manifest, from before they are hashed
-    digests: dict[str, str] | None = None  # file -> SHA-256 in hex, once they were found to be the manifest's
-    config: dict[str, Any] = field(default_factory=dict)  # config.json, read after its stamp was taken
+    stamps: dict[str, Stamp] = field(default_factory=dict)  # The manifest's files get these before they are hashed.
+    digests: dict[str, str] | None = None  # It maps files to SHA-256 in hex, after they were found to match.
+    config: dict[str, Any] = field(default_factory=dict)  # This is config.json, read after its stamp was taken.
+    family: Family = UNMARKED
 
     @property
     def is_verified(self) -> bool | None:
-        """None without a manifest; a checkpoint that fails its manifest is never returned."""
+        """Return True, or None without a manifest. A checkpoint that does not match its manifest is never returned."""
         return None if self.digests is None else True
 
     @property
     def text_config(self) -> dict[str, Any]:
-        """The configuration of the text model: a part of config.json, or all of it."""
+        """Return the configuration of the text model, which is a part of config.json or all of it."""
         text: dict[str, Any] = self.config.get("text_config") or self.config
         return text
 
 
 def set_hub_environment(config: Config) -> None:
-    """For a local folder the Hub libraries go offline. Call before anything imports them: they look once."""
+    """Set the Hub libraries offline for a local folder. Call this before anything imports them: they look only once."""
     if Path(config.model).is_dir():
         os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
 
 def open_checkpoint(config: Config) -> Checkpoint:
-    """Find and verify. Raises `StartupError`, one line that names the file or the line at fault."""
+    """Find and verify the checkpoint. Raises `StartupError` with one line that names the file or line at fault."""
     return verify(find_checkpoint(config))
 
 
 def find_checkpoint(config: Config) -> Checkpoint:
-    """Find, without hashing: not to be loaded before it is verified. Raises `StartupError`."""
+    """Find the checkpoint without hashing it. It must be verified before it is loaded. Raises `StartupError`."""
     folder = Path(config.model)
     source, revision, name = "folder", None, folder.name
     if config.is_starter:
@@ -99,6 +103,7 @@ def find_checkpoint(config: Config) -> Checkpoint:
         folder = _download(config)
         source, revision, name = "hub", folder.name, config.model
     folder = folder.resolve() if source != "hub" else folder
+    family = identify(folder, config.family)
     configuration = folder / "config.json"
     if not configuration.is_file():
         raise StartupError(f"--model {folder} is not a checkpoint: it has no config.json")
@@ -108,21 +113,21 @@ def find_checkpoint(config: Config) -> Checkpoint:
         listed = read_manifest(manifest)
         _check_unlisted(folder, manifest, listed)
         stamps = _stamp_listed(manifest, listed)
-    contents = _read_configuration(configuration)  # after its stamp: a change from here on is found
+    contents = _read_configuration(configuration)  # Its stamp was taken before, so a later change is found.
     weight_files(folder)
     name, created = config.served_name or name or folder.name, int(configuration.stat().st_mtime)
-    return Checkpoint(folder, name, source, revision, created, manifest, stamps, config=contents)
+    return Checkpoint(folder, name, source, revision, created, manifest, stamps, config=contents, family=family)
 
 
 def verify(checkpoint: Checkpoint) -> Checkpoint:
-    """The same with its digests, where there is a manifest. Any thread. Raises `StartupError`."""
+    """Return the checkpoint with its digests, if it has a manifest. Any thread may call this. Raises `StartupError`."""
     if checkpoint.manifest is None:
         return checkpoint
     return replace(checkpoint, digests=_hash_files(checkpoint.manifest, checkpoint.stamps))
 
 
 def check_unchanged(checkpoint: Checkpoint) -> None:
-    """To be called when all is loaded: the files read since are those that were hashed. Raises `StartupError`."""
+    """Check that the loaded files are the ones that were hashed. Call this after loading. Raises `StartupError`."""
     for name, stamp in checkpoint.stamps.items():
         assert checkpoint.manifest is not None
         path = checkpoint.manifest.parent / name
@@ -131,12 +136,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 
 
 def _read_configuration(path: Path) -> dict[str, Any]:
-    try:
-        contents = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        contents = None
-    if not isinstance(contents, dict):
-        raise StartupError(f"{path} must hold a JSON object")
+    contents = read_object(path)
     if not isinstance(contents.get("text_config") or {}, dict):
         raise StartupError(f"{path}: text_config must be a JSON object")
     return contents
@@ -168,7 +168,7 @@ def _find_manifest(folder: Path, config: Config) -> Path | None:
             raise StartupError(f"{manifest} is missing: the shipped model is not loaded without it")
         return manifest
     for name in MANIFEST_NAMES:
-        if os.path.lexists(folder / name):  # one that cannot be read is refused, not passed over
+        if os.path.lexists(folder / name):  # A manifest that cannot be read is refused, not ignored.
             return folder / name
     if config.require_manifest:
         raise StartupError(f"--require-manifest: {folder} has neither {' nor '.join(MANIFEST_NAMES)}")
@@ -176,9 +176,10 @@ def _find_manifest(folder: Path, config: Config) -> Path | None:
 
 
 def read_manifest(path: Path) -> dict[str, tuple[int, str]]:
-    """`sha256sum` lines to name -> (line number, hex digest); names are relative to the manifest's folder.
+    """Read lines of `sha256sum` as name -> (line number, hex digest). Names are relative to the manifest's folder.
 
-    CRLF, `*name`, capitals and blank lines are read; whatever could name a file twice or outside the folder is refused.
+    CRLF, `*name`, capitals and blank lines are allowed. A name that could name a file twice, or a file outside the
+    folder, is refused. Raises `StartupError`.
     """
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()
@@ -213,14 +214,17 @@ def _check_unlisted(folder: Path, manifest: Path, listed: dict[str, tuple[int, s
 
 def _loadable_files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))  # .git, .cache
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # This skips .git and .cache.
         for name in sorted(names):
-            if Path(name).suffix.lower() in LOADABLE:
-                yield Path(root, name)
+            path = Path(root, name)
+            suffix = path.suffix.lower()
+            is_record = suffix in (".json", ".txt") and path.parent != folder and not _CONFIGURATION.fullmatch(name)
+            if suffix in LOADABLE and not is_record:
+                yield path
 
 
 def _stamp(path: Path) -> Stamp | None:
-    """Which file lies there now, as far as the file system tells: its number, its size, when it was last changed."""
+    """Return which file is there now, as far as the file system tells: its number, its size, and its last changes."""
     if not path.is_file():
         return None
     facts = path.stat()
@@ -238,7 +242,7 @@ def _stamp_listed(manifest: Path, listed: dict[str, tuple[int, str]]) -> dict[st
 
 
 def _hash_files(manifest: Path, stamps: dict[str, Stamp]) -> dict[str, str]:
-    """The digests, once every file has the one it is listed with."""
+    """Hash every file, check that it has its listed digest, and return the digests. Raises `StartupError`."""
     listed = read_manifest(manifest)
     num_bytes = sum(size for _, size, _, _ in stamps.values())
     with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="verifying", leave=False, disable=None) as bar:
@@ -264,7 +268,7 @@ def _sha256(path: Path, bar: tqdm) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold the model, each inside `folder`. Raises `StartupError` where there are none."""
+    """Return the safetensors files of the model, each inside `folder`. Raises `StartupError` if there are none."""
     index = folder / WEIGHTS_INDEX
     names = ["model.safetensors"]
     if index.is_file():

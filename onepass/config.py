@@ -1,4 +1,4 @@
-"""The settings: one frozen `Config`, from whose fields the flags, the environment and the help are made."""
+"""This module owns the settings: one frozen `Config`. Its fields define the flags, the variables and the help."""
 
 from __future__ import annotations
 
@@ -18,27 +18,32 @@ STARTER_MODEL = find_shipped("model")
 ENVIRONMENT_PREFIX = "ONEPASS_"
 API_KEY_VARIABLE = "ONEPASS_API_KEY"
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,]+")
-# NAME=value of what Kubernetes sets in every pod for a service whose name is onepass or begins with onepass-
+# Kubernetes sets variables (NAME=value) of this form in every pod, for a service that is named onepass or onepass-...
 SERVICE_LINK = re.compile(
     r"ONEPASS_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
     r"|ONEPASS_(\w+_)?PORT=(tcp|udp|sctp)://.*",
     re.DOTALL,
 )
-MIN_IDLE_TIMEOUT_S = 65  # the official SDK reuses a connection for up to 30 s, load balancers for 60 s
+MIN_IDLE_TIMEOUT_S = 65  # The official SDK reuses a connection for up to 30 s, and load balancers for 60 s.
 
 
 def _setting(default: Any, help: str, **limits: Any) -> Any:
-    """A field that is also a flag; `limits` may hold `choices`, `minimum`, `maximum` and `metavar`."""
+    """Make a field that is also a flag. `limits` may hold `choices`, `minimum`, `maximum` and `metavar`."""
     return field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that can be set. Raises `StartupError` when made with values that cannot work."""
+    """A config holds everything that can be set. Values that cannot work raise `StartupError`."""
 
     model: str = _setting(str(STARTER_MODEL), "checkpoint folder, or a repository on the Hugging Face Hub")
     revision: str = _setting("", "branch, tag or commit of a Hub repository", metavar="REV")
     require_manifest: bool = _setting(False, "refuse a checkpoint that has no SHA256SUMS or weights.sha256")
+    family: str = _setting(
+        "auto",
+        "the format it is read in: auto, decision or chat; chat passes over all that marks another",
+        metavar="NAME",
+    )
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8017, "port to listen on; 0 picks a free one", minimum=0, maximum=65535)
     uds: str = _setting("", "listen on this Unix socket instead of host and port", metavar="PATH")
@@ -96,7 +101,7 @@ class Config:
     drain_s: float = _setting(20.0, "time to finish queued work after SIGTERM", minimum=0, maximum=3600)
     log_json: bool = _setting(False, "log lines as JSON objects")
     verbose: bool = _setting(False, "log every batch and startup step")
-    api_keys: tuple[str, ...] = field(default=(), repr=False)  # no flag: other users can read a command line
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # It is no flag: other users can read a command line.
 
     def __post_init__(self) -> None:
         for item in _flags():
@@ -119,7 +124,7 @@ class Config:
 
     @property
     def is_starter(self) -> bool:
-        """Whether the checkpoint is the one shipped here, whose manifest is the top-level SHA256SUMS."""
+        """Return whether the checkpoint is the shipped one, whose manifest is the top-level SHA256SUMS."""
         return Path(self.model).resolve() == STARTER_MODEL
 
 
@@ -135,12 +140,12 @@ def _check(item: Field[Any], value: Any) -> None:
     choices, low, high = (item.metadata.get(key) for key in ("choices", "minimum", "maximum"))
     if choices and value not in choices:
         raise StartupError(f"{flag_name(item)} must be one of {', '.join(choices)}, not {value!r}")
-    if low is not None and not low <= value <= high:  # NaN fails too
+    if low is not None and not low <= value <= high:  # NaN fails this too.
         raise StartupError(f"{flag_name(item)} must be from {low} to {high}, not {value}")
 
 
 def _convert(item: Field[Any], text: str, source: str) -> Any:
-    """`text` as the field's type; `source` (a flag or a variable) is named when it does not fit."""
+    """Return `text` as the field's type. If it does not fit, the error names `source`, a flag or a variable."""
     kind: Any = type(item.default)
     try:
         if kind is bool:
@@ -154,14 +159,14 @@ def _convert(item: Field[Any], text: str, source: str) -> Any:
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line that does not fit is a `StartupError`, as is any other setting that cannot work."""
+    """This parser raises `StartupError` for a wrong command line, as every other setting that cannot work does."""
 
     def error(self, message: str) -> NoReturn:
         raise StartupError(f"{message} (see --help)")
 
 
 def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None = None) -> None:
-    """A flag for every setting, or for those of `names`. What is not given is `MISSING`; `read_config` goes on."""
+    """Add a flag for every setting, or for those in `names`. `read_config` reads a flag that is `MISSING` elsewhere."""
     for item in _flags(names):
         shown = (
             "" if item.default in ("", False) else f" (default: {'model/' if item.name == 'model' else item.default})"
@@ -179,9 +184,9 @@ def add_flags(parser: argparse._ActionsContainer, names: Collection[str] | None 
 
 
 def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those that are settings. Raises `StartupError` for one that is named as a setting and is none.
+    """Return the variables that are settings. Raises `StartupError` for one that has our prefix and is no setting.
 
-    It would else be passed over: mistyped, ONEPASS_API_KEY would leave the server open to all.
+    Such a variable must not be ignored: if ONEPASS_API_KEY is mistyped, the server would be open to everyone.
     """
     settings = {ENVIRONMENT_PREFIX + item.name.upper() for item in _flags()} | {API_KEY_VARIABLE}
     found: dict[str, str] = {}
@@ -198,10 +203,10 @@ def own_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    found: list[tuple[str, str]] = []  # (where it stands, the key)
+    found: list[tuple[str, str]] = []  # Each entry is (where the key comes from, the key).
     if API_KEY_VARIABLE in environ:
         found.append((API_KEY_VARIABLE, environ[API_KEY_VARIABLE].strip()))
-        if not found[0][1]:  # perhaps a secret that was not filled in: better no server than an open one
+        if not found[0][1]:  # A secret may not have been filled in. No server is better than an open one.
             raise StartupError(f"{API_KEY_VARIABLE} is set but empty; unset it to serve without a key")
     if path:
         try:
@@ -220,9 +225,10 @@ def _read_keys(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _check_listening(uds: str, sources: Mapping[str, str]) -> None:
-    """Raises `StartupError` where one of two ways to listen would be passed over.
+    """Raise `StartupError` if two ways to listen are given, so that one of them would be ignored.
 
-    The flag --uds beats the variables of an address, as a flag beats its own: a container image sets those.
+    The flag --uds wins over the variables of an address, just as a flag wins over its own variable: a container image
+    sets these variables.
     """
     if not uds:
         if "uds_mode" in sources:
@@ -234,7 +240,10 @@ def _check_listening(uds: str, sources: Mapping[str, str]) -> None:
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Config:
-    """The server's settings from flags, then the environment, then the defaults. Raises `StartupError`, one line."""
+    """Read the server's settings from flags, then the environment, then the defaults.
+
+    Raises `StartupError` with one line.
+    """
     parser = Parser(
         prog="server.py",
         description="Serve System One decisions: POST /v1/systemone.",
@@ -249,13 +258,13 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 def read_config(
     given: Mapping[str, Any], environ: Mapping[str, str] = os.environ, names: Collection[str] | None = None
 ) -> Config:
-    """The settings from what a parser with `add_flags(parser, names)` found, then the environment, then the defaults.
+    """Read the settings from what a parser with `add_flags(parser, names)` found, then the environment and defaults.
 
-    Raises `StartupError`, one line.
+    Raises `StartupError` with one line.
     """
     environ = own_variables(environ)
     values: dict[str, Any] = {}
-    sources: dict[str, str] = {}  # the flag or the variable that a value comes from
+    sources: dict[str, str] = {}  # A value comes from this flag or variable.
     for item in _flags(names):
         variable = ENVIRONMENT_PREFIX + item.name.upper()
         if given[item.name] is not MISSING:

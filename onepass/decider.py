@@ -1,4 +1,6 @@
-"""The whole decision in process: verify, load, validate, render, batch, answer. `server.py` puts HTTP over it.
+"""This module makes a whole decision in process: verify, load, validate, render, batch, answer.
+
+It knows nothing of HTTP, which `server.py` adds. An example of its use:
 
 with Decider(Config()) as decider:
     print(decider.ask("I want my money back!", {"refund": {"type": "noul", "instructions": "Is a refund wanted?"}}))
@@ -43,7 +45,7 @@ from onepass.wire.request import Request
 from onepass.wire.schema import parse_request
 
 if TYPE_CHECKING:
-    # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    # `load` imports this later: transformers takes seconds to import, and must find the Hub settings made.
     from onepass.rows import Row
 
 logger = logging.getLogger(__name__)
@@ -68,13 +70,13 @@ LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request in the queue."""
+    """This is a request in the queue."""
 
     request: Request
     ticket: Ticket
     started_at: float
-    stages_ms: dict[str, float]  # "parse" and "render"
-    num_image_tokens: int | None = None  # among its tokens; None for a request without pictures
+    stages_ms: dict[str, float]  # The keys are "parse" and "render".
+    num_image_tokens: int | None = None  # This counts its tokens of pictures. It is None without pictures.
 
     @property
     def future(self) -> Future[list[Any]]:
@@ -96,20 +98,21 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Answered:
     body: bytes
-    stages_ms: dict[str, float]  # "queue", "model", the batches that its rows were part of, and "readout"
+    # The keys are "queue", "model" (the time of all batches that contained its rows) and "readout".
+    stages_ms: dict[str, float]
     num_rows: int
     num_tokens: int
 
 
 class Decider:
-    """Owns the worker thread. Every method may be called from any thread."""
+    """A decider owns the worker thread. Any thread may call its public methods."""
 
     def __init__(self, config: Config, load: Callable[[Config], Loaded] = load) -> None:
         self.config = config
-        self.ready = threading.Event()  # requests are answered
-        self.dead = threading.Event()  # loading failed, or the worker died
-        self.failure: BaseException | None = None  # why; a `StartupError` is one line for the user
-        self._settled = threading.Event()  # one of the two
+        self.ready = threading.Event()  # It is set while requests are answered.
+        self.dead = threading.Event()  # It is set if loading failed or the worker died.
+        self.failure: BaseException | None = None  # This is the reason. A `StartupError` is one line for the user.
+        self._settled = threading.Event()  # It is set after `ready` or `dead` was set.
         self._load = load
         self._loaded: Loaded | None = None
         self._is_draining = False
@@ -125,7 +128,7 @@ class Decider:
             batch_window_s=config.batch_window_ms / 1000,
             max_batch_s=config.max_batch_ms / 1000 or math.inf,
             max_wait_s=config.max_wait_s or math.inf,
-            stall_s=config.timeout_s,  # who is queued now would be given up
+            stall_s=config.timeout_s,  # A request that is queued after this time would miss its deadline.
             max_kept_tokens=KEPT_TOKENS if config.state_cache_mb else 0,
             idle=self._idle,
         )
@@ -133,17 +136,17 @@ class Decider:
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Load in the worker thread, then serve; returns at once."""
+        """Start the worker thread, which loads the model and then serves. This returns at once."""
         self._worker.start()
 
     def close(self) -> None:
-        """Admit nothing more, fail what waits with `ShuttingDown`, and let the batch in the model end."""
+        """Admit no more requests, fail those that wait with `ShuttingDown`, and let the running batch end."""
         self.drain(0)
         if self._worker.is_alive():
             self._worker.join()
 
     def __enter__(self) -> Decider:
-        """Load, and wait until questions are answered. Raises `StartupError`."""
+        """Load the model, and wait until questions are answered. Raises `StartupError`."""
         self.start()
         self.wait_ready()
         return self
@@ -158,30 +161,31 @@ class Decider:
             self._warm_up = warm_up(self._loaded)
             self._load_s = time.monotonic() - started
             gc.collect()
-            gc.freeze()  # the libraries' million objects never die; walking them took 12% of the CPU of a request
+            # The libraries' million objects are never freed. Walking over them took 12% of a request's CPU time.
+            gc.freeze()
             self.ready.set()
             self._settled.set()
             self._batcher.work()
             return
         except StartupError as err:
             self.failure = err
-        except BaseException as err:  # whatever ends this thread must end the server
+        except BaseException as err:  # Any error that ends this thread must end the server.
             logger.exception("the worker died")
             self.failure = err
         self.ready.clear()
-        self.dead.set()  # before anyone is told: who asks then must not hear that it loads
+        self.dead.set()  # This comes before any request fails, so that nobody is told that the model still loads.
         self._batcher.die()
         self._settled.set()
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
-        """Raises why the model could not be loaded, or `TimeoutError`."""
+        """Wait until the model is ready. Raises the error with which loading failed, or `TimeoutError`."""
         if not self._settled.wait(timeout_s):
             raise TimeoutError(f"the model was not ready after {timeout_s} s")
         if self.failure is not None:
             raise self.failure
 
     def _run(self, rows: list[Row]) -> list[Any]:
-        """One batch. A row whose scores are not all finite fails alone."""
+        """Run one batch. A row whose scores are not all finite fails alone."""
         assert self._loaded is not None
         scores = self._loaded.engine.forward(rows)
         return [
@@ -194,13 +198,13 @@ class Decider:
         return self._loaded.engine.idle()
 
     def submit(self, body: bytes, content_type: str = "application/json", client: int = 0) -> Pending:
-        """Validate, render and queue the request. Raises `ApiError`; whatever a client can get wrong fails here.
+        """Validate, render and queue the request. Raises `ApiError` for every mistake that a client can make.
 
-        `client`: the number of its key; those with several waiting requests take turns with the others."""
+        `client` is the number of the client's key. Clients take turns, however many requests of each wait."""
         started_at = time.monotonic()
         if error := self.why_not_ready():
             raise error
-        if error := self._batcher.why_refused(1, client):  # before the work of reading what will be refused
+        if error := self._batcher.why_refused(1, client):  # A request that will be refused is not read.
             raise error
         deadline = started_at + self.config.timeout_s
         with self._large_bodies if len(body) > LARGE_BODY_BYTES else nullcontext():
@@ -219,18 +223,18 @@ class Decider:
         parsed = time.monotonic()
         rows = self._loaded.prompter.render(marked, pictures)
         stages_ms = {"parse": (parsed - started) * 1000, "render": (time.monotonic() - parsed) * 1000}
-        return request, rows, stages_ms  # not the marked one: an answer repeats levels as they came
+        return request, rows, stages_ms  # The unmarked request is returned, since an answer repeats its levels.
 
     def cancel(self, pending: Pending) -> None:
-        """The caller is gone."""
+        """Drop the request, since its caller has left."""
         self._batcher.cancel(pending.ticket)
 
     def expire(self, pending: Pending) -> None:
-        """The deadline passed; fails the request unless it has started."""
+        """Fail the request, since its deadline has passed. A request that has started continues."""
         self._batcher.expire(pending.ticket)
 
     def answer(self, pending: Pending) -> Answered:
-        """Waits for the outcome. Raises the `ApiError` that it failed with."""
+        """Wait for the answer and return it. Raises the `ApiError` with which the request failed."""
         ticket = pending.ticket
         try:
             results = ticket.future.result()
@@ -264,13 +268,13 @@ class Decider:
         return Answered(body, stages_ms, pending.num_rows, num_tokens)
 
     def decide(self, body: bytes) -> bytes:
-        """Request body in, response body out, without a server. Raises `ApiError`."""
+        """Turn a request body into a response body, without a server. Raises `ApiError`."""
         return self.answer(self.submit(body)).body
 
     def ask(self, state: Any, questions: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
-        """The answer to one request, as the server gives it; `fields` are those beside state and questions.
+        """Return the answer to one request, as the server gives it. `fields` are the request's other fields.
 
-        Raises `ApiError` for a request that the server would refuse, `TypeError` for what JSON cannot hold.
+        Raises `ApiError` for a request that the server would refuse, and `TypeError` for a value that JSON cannot hold.
         """
         body = json.dumps({"state": state, "questions": questions, **fields})
         answer: dict[str, Any] = json.loads(self.decide(body.encode()))
@@ -291,7 +295,7 @@ class Decider:
         return None
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuse new work and finish what is queued; True if all of it was answered in time."""
+        """Refuse new requests and finish the queued ones. Return whether all of them were answered in time."""
         self._is_draining = True
         return self._batcher.drain(timeout_s)
 
@@ -310,6 +314,7 @@ class Decider:
             "model": checkpoint.name,
             "source": checkpoint.source,
             "revision": checkpoint.revision,
+            **checkpoint.family.describe(),
             "verified": checkpoint.is_verified,
             "digests": checkpoint.digests,
             **loaded.engine.describe(),
@@ -329,7 +334,7 @@ class Decider:
         }
 
     def models(self) -> dict[str, Any]:
-        """The document of `GET /v1/models`, in the official form and in OpenAI's."""
+        """Return the document of `GET /v1/models`, in the official form and in OpenAI's."""
         assert self._loaded is not None
         checkpoint = self._loaded.checkpoint
         created = checkpoint.created

@@ -1,4 +1,7 @@
-"""A checkpoint made ready to decide: verified, loaded, warmed up. Worker thread only, and in its order."""
+"""This module makes a checkpoint ready to decide: it verifies it, loads it and warms it up.
+
+Only the worker thread calls it, except for `read_pictures`, which any thread may call.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,31 @@ from typing import TYPE_CHECKING, Any, Protocol
 from onepass.checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
+from onepass.families.markers import CHAT, Family
 from onepass.wire import pictures
 from onepass.wire.request import Question, Request
 
 if TYPE_CHECKING:
-    # imported by `load`: transformers takes seconds, and must find the Hub settings made
+    # `load` imports these later: transformers takes seconds to import, and must find the Hub settings made.
     from images import Picture, PictureReader
     from onepass.prompt.prompter import Prompter
     from onepass.rows import Row
 
 logger = logging.getLogger(__name__)
 
-# What must be set before torch loads, unless it is set already.
+# These variables must be set before torch loads, unless they are set already.
 ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",  # handler threads are the parallelism
-    # OpenMP's threads spin while they wait for each other: with nothing set, a busy second core made a pass of 24 ms
-    # take 740
+    "TOKENIZERS_PARALLELISM": "false",  # The handler threads already run in parallel.
+    # OpenMP's threads spin while they wait for each other. Without this setting, a pass of 24 ms took 740 ms when a
+    # second core was busy.
     "GOMP_SPINCOUNT": "1000",
-    # Nothing is compiled, but at its import torch makes a folder for that, from the temporary folder and the user's
-    # name: a container may have neither. One that exists is not made.
+    # Nothing is compiled. But when torch is imported, it makes a folder for compiled code from the temporary folder and
+    # the user's name, and a container may have neither. It does not make a folder that exists.
     "TORCHINDUCTOR_CACHE_DIR": str(Path(__file__).resolve().parent),
-    "FLA_FLASH_QLA": "0",  # flash-linear-attention would take another package's kernels wherever that is installed
+    "FLA_FLASH_QLA": "0",  # flash-linear-attention must not use the kernels of another package that is installed.
 }
 WARM_UP_STATE = "The parcel arrived two days late and the box was open."
-WARM_UP_PICTURE = (  # one grey pixel
+WARM_UP_PICTURE = (  # This is one grey pixel.
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 )
 WARM_UP_QUESTIONS = (
@@ -48,7 +52,7 @@ WARM_UP_QUESTIONS = (
 
 
 class EngineLike(Protocol):
-    """What a decider needs of an engine; `engine.Engine` is the real one."""
+    """This is what a decider needs from an engine. `engine.Engine` is the real one."""
 
     def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
 
@@ -67,11 +71,11 @@ class Loaded:
     prompter: Prompter
     engine: EngineLike
     reader: PictureReader | None = None
-    no_images_reason: str = "the engine has no vision tower"  # why there is no reader
+    no_images_reason: str = "the engine has no vision tower"  # It says why there is no reader.
 
 
 def set_environment(config: Config) -> None:
-    """What the libraries look for once, when they are imported. Call before torch, transformers or the Hub's are."""
+    """Set the variables that libraries read once, at import. Call this before torch, transformers or the Hub's ones."""
     added = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(added)
     logger.info("environment: %s", " ".join(f"{name}={value}" for name, value in added.items()) or "as it was")
@@ -79,9 +83,9 @@ def set_environment(config: Config) -> None:
 
 
 def load(config: Config) -> Loaded:
-    """Verify, then load. Worker thread only. Raises `StartupError`."""
+    """Verify the checkpoint, then load it. Only the worker thread calls this. Raises `StartupError`."""
     set_environment(config)
-    with ThreadPoolExecutor(1, "verify") as pool:  # hashing needs no interpreter, importing nothing else
+    with ThreadPoolExecutor(1, "verify") as pool:  # Hashing needs no interpreter lock, so imports run beside it.
         verifying = pool.submit(verify, find_checkpoint(config))
         from transformers import AutoTokenizer
 
@@ -90,11 +94,13 @@ def load(config: Config) -> Loaded:
         from onepass.prompt.prompter import Prompter
         from onepass.prompt.template import DecisionFormat
 
-        checkpoint = verifying.result()  # nothing of it is read before this
-    decision = DecisionFormat.load(checkpoint.folder)
+        checkpoint = verifying.result()  # No library reads the checkpoint before this.
+    log_family(checkpoint.family)
+    is_chat = checkpoint.family.name == CHAT
+    decision = DecisionFormat.of_chat() if is_chat else DecisionFormat.load(checkpoint.folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
-    except Exception as err:  # the library raises whatever its parsers raise
+    except Exception as err:  # The library raises any error that its parsers raise.
         raise StartupError(
             f"{checkpoint.folder}: the tokenizer cannot be loaded: {str(err).splitlines()[0][:200]}"
         ) from err
@@ -113,8 +119,18 @@ def load(config: Config) -> Loaded:
     return Loaded(checkpoint, prompter, engine, reader, engine.no_images_reason)
 
 
+def log_family(family: Family) -> None:
+    if family.name == CHAT and family.is_forced:
+        logger.warning("family: chat, since --family says so; what its authors may have meant is passed over")
+    else:
+        logger.info("family: %s%s", family.name, f" {family.version}" if family.version else "")
+
+
 def read_pictures(loaded: Loaded, request: Request, deadline: float) -> tuple[Request, list[Picture]]:
-    """The request with marks where its pictures are shown, and these. Raises `BadRequest` or `DeadlineExceeded`."""
+    """Return the request with marks where its pictures are shown, and the pictures. Any thread may call this.
+
+    Raises `BadRequest`, `DeadlineExceeded`, or `Overloaded` if too many pictures wait.
+    """
     if not request.has_images:
         return request, []
     if loaded.reader is None:
@@ -129,7 +145,7 @@ def is_finite(row_scores: list[list[float]]) -> bool:
 
 
 def warm_up(loaded: Loaded) -> dict[str, Any]:
-    """Ask the same thing twice in every encoding. Raises `StartupError` if what comes back is not a number."""
+    """Ask the same questions twice in every encoding. Raises `StartupError` if a score is not a number."""
     started = time.monotonic()
     is_same = True
     for ids in loaded.prompter.beginnings():
@@ -143,5 +159,5 @@ def warm_up(loaded: Loaded) -> dict[str, Any]:
         is_same = is_same and first == second
         if not all(map(is_finite, first)):
             raise StartupError("the model's scores are not numbers; try --dtype float32")
-    loaded.engine.reset_counts()  # rows are counted where requests wait, which these did not
+    loaded.engine.reset_counts()  # The batcher counts rows, and these rows did not pass through it.
     return {"same_answer_twice": is_same, "ms": round((time.monotonic() - started) * 1000, 1)}

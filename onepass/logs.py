@@ -1,4 +1,7 @@
-"""What the process asks of the system: signals, log lines on stderr, file descriptors; knows nothing of HTTP."""
+"""This module owns what the process asks of the system: signals, log lines on stderr, and file descriptors.
+
+It knows nothing of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 class LineFormatter(logging.Formatter):
-    """For people: `time level logger: message`, then the record's `fields` as `name=value`.
+    """This formatter writes lines for people: `time level logger: message`, then the record's `fields` as `name=value`.
 
-    No text from outside can start a line of its own; tracebacks keep theirs.
+    No text from outside can start a line of its own. Tracebacks keep their lines.
     """
 
     _second = (0, "")
@@ -39,7 +42,7 @@ class LineFormatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    """The text in one line: what would end it, or make a terminal do something, as an escape."""
+    """Return the text in one line. A character that would end the line or control a terminal becomes an escape."""
     return text if text.isprintable() else "".join(map(_printable, text))
 
 
@@ -48,7 +51,10 @@ def _printable(char: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one object a line, the record's `fields` in it, a traceback in `traceback`."""
+    """This formatter writes lines for machines: one JSON object for each record, which holds the record's `fields`.
+
+    A traceback is in `traceback`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         time_text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -62,11 +68,14 @@ class JsonFormatter(logging.Formatter):
             document[name] = round(value, 3) if type(value) is float else value
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(document)  # ASCII: nothing in it can end the line
+        return json.dumps(document)  # The text is ASCII, so nothing in it can end the line.
 
 
 class LineHandler(logging.Handler):
-    """One write a line to stderr and no lock: a handler thread in the write would hold up all the others."""
+    """This handler writes each line to stderr with one write and without a lock.
+
+    With a lock, a handler thread that is inside the write would delay all the others.
+    """
 
     def handle(self, record: logging.LogRecord) -> bool:
         self.emit(record)
@@ -80,20 +89,20 @@ class LineHandler(logging.Handler):
 
 
 class StopSignal:
-    """What the main thread waits for: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
+    """The main thread waits for this: SIGTERM, SIGINT, or the end of the worker. A second signal ends the process.
 
-    Signals come through a pipe to a thread of their own. The main thread cannot be relied on: a signal that the system
-    delivers to another thread does not interrupt what it waits for.
+    Signals come through a pipe to a thread of their own. The main thread cannot handle them reliably: a signal that the
+    system delivers to another thread does not interrupt the main thread's wait.
     """
 
     def __init__(self) -> None:
-        """Main thread only, as Python has it."""
+        """Take over the signals. Only the main thread may call this, since Python requires it."""
         self._given = threading.Event()
         read_fd, write_fd = os.pipe()
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd)
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: None)  # also needed as PID 1, which has no default action
+            signal.signal(signum, lambda *_: None)  # PID 1 needs this too, since it has no default action.
         threading.Thread(target=self._listen, args=(read_fd,), name="signals", daemon=True).start()
 
     def _listen(self, read_fd: int) -> None:
@@ -109,7 +118,7 @@ class StopSignal:
 
 
 def set_up_logging(*, is_verbose: bool, as_json: bool = False) -> None:
-    # What no line shows is not looked up: it made half the cost of one
+    # Facts that no line shows are not looked up. The look-ups were half the cost of a line.
     logging._srcfile = None  # type: ignore[attr-defined]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler()
@@ -125,5 +134,5 @@ def allow_many_files() -> None:
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS: unlimited is not a number it takes
+        except (OSError, ValueError):  # macOS does not accept "unlimited" here.
             logger.warning("files: at most %d may be open", soft)

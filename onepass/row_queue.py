@@ -1,4 +1,4 @@
-"""The queue: the rows that wait, whose turn it is, and which rows go into the next batch.
+"""This module holds the queue: the rows that wait, whose turn it is, and which rows go into the next batch.
 
 It knows nothing of the model and of HTTP: a row is anything that has `num_tokens` and a `key`.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from onepass.errors import ApiError, DeadlineExceeded
 
-GIANT_ROWS = 16  # a request with more rows gets short batches, so that others need not wait for it
+GIANT_ROWS = 16  # A request with more rows gets short batches, so that others need not wait for it.
 
 
 class RowLike(Protocol):
@@ -28,22 +28,22 @@ class RowLike(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the queue. Any thread may make it; it changes only under the batcher's lock.
+    """A ticket is one request in the queue. Any thread may make it; it changes only under the batcher's lock.
 
     `future` resolves to the results of `rows`, in order, or to an `ApiError`.
     """
 
     rows: Sequence[RowLike]
-    deadline: float  # by time.monotonic(); the request does not start after it
+    deadline: float  # This is a value of time.monotonic(); the request does not start after it.
     queued_at: float
-    client: Hashable = 0  # whose it is
+    client: Hashable = 0  # This client sent the request.
     future: Future[list[Any]] = field(default_factory=Future)
-    results: dict[int, Any] = field(default_factory=dict)  # row -> result
-    next_row: int = 0  # the first row that has not started
+    results: dict[int, Any] = field(default_factory=dict)  # It maps the index of a row to the row's result.
+    next_row: int = 0  # This is the index of the first row that has not started.
     started_at: float = 0.0
     tokens_per_row: float = field(init=False)
-    model_s: float = 0.0  # how long the batches took that had a row of it
-    is_settled: bool = False  # the outcome is known, and whoever set this resolves the future
+    model_s: float = 0.0  # This is the total time of the batches that contained a row of this request.
+    is_settled: bool = False  # The outcome is known. The code that sets this also resolves the future.
 
     def __post_init__(self) -> None:
         self.tokens_per_row = sum(row.num_tokens for row in self.rows) / max(1, len(self.rows))
@@ -53,7 +53,7 @@ class Ticket:
         return len(self.rows) - self.next_row
 
     def resolve(self, outcome: list[Any] | ApiError) -> None:
-        """Set the outcome, unless the caller has cancelled or one row has failed before."""
+        """Set the outcome, unless the caller has cancelled the request or one of its rows has already failed."""
         if self.future.done() or not self.future.set_running_or_notify_cancel():
             return
         if isinstance(outcome, ApiError):
@@ -64,7 +64,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class QueuedRow:
-    """A row of a ticket, taken into a batch."""
+    """A queued row is a row of a ticket that has been taken into a batch."""
 
     ticket: Ticket
     index: int
@@ -75,17 +75,17 @@ class QueuedRow:
 
 
 class RowQueue:
-    """Clients take turns, and within a client its requests do, in the order in which they came.
+    """Clients take turns, and the requests of one client take turns in the order in which they came.
 
-    A turn is one row of a giant request, which has more than `turn_rows` rows, and all rows of any other, so that newer
-    requests do not come between them. The queue has no lock: the batcher calls it under its own.
+    A giant request has more than `turn_rows` rows, and its turn is one row. The turn of any other request is all of its
+    rows, so that newer requests do not come between them. The queue has no lock: the batcher calls it under its own.
     """
 
     def __init__(self, turn_rows: int = GIANT_ROWS) -> None:
         self._turn_rows = turn_rows
-        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # by client; the next in turn comes first
-        self._rows: Counter[Hashable] = Counter()  # by client, the rows that wait
-        self.num_rows = 0  # the rows that wait
+        self._tickets: OrderedDict[Hashable, deque[Ticket]] = OrderedDict()  # The client that is next comes first.
+        self._rows: Counter[Hashable] = Counter()  # It counts the waiting rows of each client.
+        self.num_rows = 0  # This counts all waiting rows.
 
     @property
     def num_tokens(self) -> float:
@@ -100,7 +100,7 @@ class RowQueue:
         own_turns = 1 if num_rows <= self._turn_rows else num_rows
 
         def taken(tickets: Iterable[Ticket], turns: int) -> tuple[int, float]:
-            """The turns and the tokens that these requests take, if each has at most `turns` turns."""
+            """Return the turns and the tokens that these requests take, if each has at most `turns` turns."""
             num_turns, tokens = 0, 0.0
             for ticket in tickets:
                 takes_all = self._takes_all(ticket)
@@ -110,12 +110,13 @@ class RowQueue:
             return num_turns, tokens
 
         turns_before, tokens_before = taken(self._tickets.get(client, ()), own_turns)
-        turns = turns_before + own_turns  # the client's own until then; each other client has as many
+        # The client takes this many turns until then, and each other client takes as many.
+        turns = turns_before + own_turns
         others = [taken(tickets, turns) for other, tickets in self._tickets.items() if other != client]
         return tokens_before + sum(tokens * min(1.0, turns / num_turns) for num_turns, tokens in others)
 
     def _takes_all(self, ticket: Ticket) -> bool:
-        """Whether the request takes all its rows in one turn. A giant one does not."""
+        """Return whether the request takes all its rows in one turn. A giant request does not."""
         return len(ticket.rows) <= self._turn_rows
 
     def append(self, ticket: Ticket) -> None:
@@ -148,16 +149,16 @@ class RowQueue:
     def take_batch(
         self, *, max_rows: int, max_tokens: int, now: float, few_rows: int | None = None, retry_after_s: int = 1
     ) -> list[QueuedRow]:
-        """Take the next batch: turns are taken while rows and padded tokens fit. A giant request gets turns beyond its
-        first only while the batch has fewer than `few_rows` rows.
+        """Take the next batch. Turns are taken while the rows and the padded tokens fit. A giant request gets turns
+        beyond its first only while the batch has fewer than `few_rows` rows.
 
         Requests that are resolved, and those whose deadline passed before they started, leave the queue here and cost
-        nothing. A row that is longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that no
-        row is overtaken for ever.
+        nothing. A row that is longer than `max_tokens` runs alone. A row that does not fit ends the batch, so that
+        later rows cannot overtake it again and again.
         """
         batch: list[QueuedRow] = []
         longest = 0
-        members: set[int] = set()  # the requests that have a row in the batch
+        members: set[int] = set()  # These requests have a row in the batch.
         while len(batch) < max_rows:
             is_full_for_giants = len(batch) >= (few_rows or max_rows)
             ticket = self._next_ticket(members if is_full_for_giants else set(), now, retry_after_s)
@@ -171,7 +172,7 @@ class RowQueue:
         return batch
 
     def _next_ticket(self, passed_over: set[int], now: float, retry_after_s: int) -> Ticket | None:
-        """The request that is next in turn, or None. A giant one among `passed_over` lets the others go first."""
+        """Return the request that is next, or None. A giant request in `passed_over` lets the others go first."""
         passed: set[int] = set()
         while self._tickets:
             client, tickets = next(iter(self._tickets.items()))
@@ -183,7 +184,7 @@ class RowQueue:
             elif self._takes_all(ticket) or id(ticket) not in passed_over:
                 return ticket
             elif id(ticket) in passed:
-                return None  # no other request has a row
+                return None  # No other request has a row.
             else:
                 passed.add(id(ticket))
                 self._end_turn(client)
@@ -202,7 +203,7 @@ class RowQueue:
         return row
 
     def _end_turn(self, client: Hashable) -> None:
-        """The client's next turn comes after those of the others, and its next request after its others."""
+        """Move the client behind the other clients, and its first request behind its other requests."""
         self._tickets.move_to_end(client)
         self._tickets[client].rotate(-1)
 

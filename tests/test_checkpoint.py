@@ -109,8 +109,8 @@ def test_a_file_listed_twice_an_empty_manifest_and_an_unlisted_file_refuse(folde
     manifest.unlink()
     manifest.write_text("\n".join(sums(folder)))
     (folder / "sub").mkdir()
-    (folder / "sub" / "adapter.safetensors").write_bytes(b"x")
-    assert "sub/adapter.safetensors could be loaded but is not listed" in refusal(folder)
+    (folder / "sub" / "more.safetensors").write_bytes(b"x")
+    assert "sub/more.safetensors could be loaded but is not listed" in refusal(folder)
     shutil.rmtree(folder / "sub")
     (folder / "photo.png").write_bytes(b"x")  # nothing loads it
     (folder / ".cache").mkdir()

@@ -613,7 +613,7 @@ FACTS: list[tuple[str, list[str], list[str]]] = [
     ),
 ]
 THINGS = ["The museum", "The café", "The gym", "Our hotel", "The library", "The model {number}", "The workshop",
-          "The camp site", "The ferry", "The scooter", "The conference", "The pool", "The lamp", "PrefixBuffers {number}"]  # fmt: skip
+          "The camp site", "The ferry", "The scooter", "The conference", "The pool", "The lamp", "Room {number}"]  # fmt: skip
 
 # a rule, text that breaks it, text that keeps it
 RULES: list[tuple[list[str], list[str], list[str]]] = [
@@ -915,7 +915,7 @@ NEUTRAL = [
     "For the record, the meeting took place on {day}.",
     "The train to {city} leaves at {time}.",
     "Line {count} is reserved for notes.",
-    "PrefixBuffers {number} was used.",
+    "Room {number} was used.",
     "The file was saved as draft_{number}.txt.",
 ]
 

@@ -48,6 +48,7 @@ class Batch:
     hidden: Tensor  # (Q, M, T + N) bool
     options: Tensor  # (Q, K) options of each row, O where it has fewer
     answers: Tensor  # (Q,)
+    targets: Tensor  # (Q, K) float32, the probabilities to learn; 0 where a row has fewer options
     rows: np.ndarray  # (Q,) numbers of the rows
 
     def __len__(self) -> int:
@@ -74,9 +75,9 @@ def concatenated_ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return offsets + np.arange(lengths.sum())
 
 
-def padded(values: np.ndarray, lengths: np.ndarray, fill: int) -> np.ndarray:
-    """Ragged rows side by side: (len(lengths), longest)."""
-    table = np.full((len(lengths), max(1, int(lengths.max()))), fill)
+def padded(values: np.ndarray, lengths: np.ndarray, fill: float) -> np.ndarray:
+    """Ragged rows side by side, in the values' type: (len(lengths), longest)."""
+    table = np.full((len(lengths), max(1, int(lengths.max()))), fill, values.dtype)
     table[np.arange(table.shape[1]) < lengths[:, None]] = values
     return table
 
@@ -188,6 +189,7 @@ class Batcher:
             hidden=as_tensor(hidden),
             options=as_tensor(padded(np.arange(num_options), counts, num_options)),
             answers=as_tensor(rows.answer[numbers]),
+            targets=as_tensor(padded(rows.targets[entries], counts, 0.0)),
             rows=numbers,
         )
 

@@ -32,9 +32,11 @@ class Row:
     options: tuple[str, ...]
     descriptions: tuple[Any, ...]
     answer: int  # index into options
+    probabilities: tuple[float, ...] | None = None  # of the options, where a teacher gives them
 
 
 def parse_row(raw: dict[str, Any]) -> Row:
+    """`raw` as train/README.md describes it; its `probabilities`, if any, are in the order of the options, "yes" first."""
     question, answer = raw["question"], raw["answer"]
     criteria = question["criteria"]
     if question["type"] == "noul":
@@ -48,6 +50,9 @@ def parse_row(raw: dict[str, Any]) -> Row:
     else:
         options, descriptions = [f"{i + 1}/{len(criteria)}" for i in range(len(criteria))], list(criteria)
         index = answer
+    probabilities = raw.get("probabilities")
+    if probabilities is not None and len(probabilities) != len(options):
+        raise ValueError(f"{len(probabilities)} probabilities for {len(options)} options: {raw}")
     return Row(
         dataset=raw["dataset"],
         state=raw["state"],
@@ -56,6 +61,7 @@ def parse_row(raw: dict[str, Any]) -> Row:
         options=tuple(options),
         descriptions=tuple(descriptions),
         answer=index,
+        probabilities=None if probabilities is None else tuple(probabilities),
     )
 
 
@@ -136,6 +142,7 @@ class Rows:
     options: np.ndarray  # segment of each option, with its description
     bare: np.ndarray  # segment of each option without it, the same where it has none
     answer: np.ndarray  # (N,)
+    targets: np.ndarray  # float32, one an option: the teacher's probability, or 1 for the right one and 0 elsewhere
     names: list[str]
 
     def __len__(self) -> int:
@@ -166,8 +173,17 @@ def number_rows(rows: list[Row], segments: Segments) -> Rows:
         options=np.array([of[option_segment(*pair)] for pair in pairs]),
         bare=np.array([of[option_segment(name, None)] for name, _ in pairs]),
         answer=np.array([row.answer for row in rows]),
+        targets=np.concatenate([target_of(row) for row in rows]),
         names=names,
     )
+
+
+def target_of(row: Row) -> np.ndarray:
+    """(options,) float32, which sum to 1."""
+    if row.probabilities is None:
+        return np.asarray(np.eye(len(row.options), dtype=np.float32)[row.answer])
+    given = np.array(row.probabilities, np.float32)
+    return np.asarray(given / given.sum())
 
 
 def shuffled(count: int, seed: str) -> np.ndarray:

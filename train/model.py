@@ -35,6 +35,7 @@ from wiring import (
 )
 
 POINTER_DIM = 128
+HEAD_NAME = "head.safetensors"
 SCALE = KEY_DIM**-0.5  # a delta net's output is so much of the sum of its values
 LAYERS = {"d": "linear_attention", "f": "full_attention"}
 
@@ -276,7 +277,7 @@ def save_model(model: PointerModel, model_dir: Path) -> None:
     half.save_pretrained(model_dir)
     (model_dir / "generation_config.json").unlink(missing_ok=True)  # it answers, it does not generate
     head = {"query.weight": model.query.weight.detach(), "key.weight": model.key.weight.detach()}
-    save_file(head, model_dir / "head.safetensors")
+    save_file(head, model_dir / HEAD_NAME)
 
 
 def load_model(model_dir: Path) -> PointerModel:
@@ -284,5 +285,5 @@ def load_model(model_dir: Path) -> PointerModel:
     lm = Qwen3_5ForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     model = PointerModel(lm.config)
     model.lm = lm
-    model.load_state_dict(load_file(model_dir / "head.safetensors"), strict=False)
+    model.load_state_dict(load_file(model_dir / HEAD_NAME), strict=False)
     return model.eval()

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from wiring import free_entries, is_boundary, signal_table, wire
 
-from model import PointerModel, build_config
+from model import HEAD_NAME, PointerModel, build_config, load_model
 
 WINDOW_BATCHES = 64  # batches drawn together and cut by length; a run stops and resumes between two windows
 BETAS, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.98), 0.05, 1.0
@@ -94,6 +94,12 @@ def make_optimizer(model: PointerModel) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=BETAS, fused=True)
 
 
+def distance(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy of the targets (Q, K), which may be a teacher's; scores (Q, K) are -inf where there is no option."""
+    log_shares = scores.log_softmax(-1).masked_fill(targets == 0, 0.0)  # 0 * -inf would be nan
+    return -(targets * log_shares).sum(-1).mean()
+
+
 def train_window(
     model: PointerModel, optimizer: torch.optim.AdamW, corpus: Corpus, plan: Plan, window: int, num_windows: int
 ) -> dict[str, float]:
@@ -112,7 +118,7 @@ def train_window(
             group["lr"] = (plan.embedding_lr if is_embedding else plan.lr) * scale
         batch = corpus.train_batcher.batch(numbers, rng, plan.drop, plan.bare).to(model.device)
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch), batch.answers)
+        loss = distance(model(batch), batch.targets)
         torch.autograd.backward(loss)
         for name, mask in free.items():
             gradient = model.lm.get_parameter(name).grad
@@ -174,9 +180,13 @@ def save_run(run_dir: Path, model: PointerModel, optimizer: torch.optim.AdamW, w
     (run_dir / "next.pt").replace(run_dir / "last.pt")  # a stop while writing leaves the old one whole
 
 
-def run(plan: Plan, corpus: Corpus, run_dir: Path, encoder_dir: Path, device: torch.device) -> None:
+def run(plan: Plan, corpus: Corpus, run_dir: Path, begin_at: Path, device: torch.device) -> None:
+    """begin_at: a checkpoint to go on from, if it has a pointer head, or else the folder of the sentence encoder."""
     torch.manual_seed(plan.seed)
+    is_trained = (begin_at / HEAD_NAME).exists()
     model = PointerModel(build_config(len(corpus.tokenizer), plan.layers, plan.hidden, plan.inner))
+    if is_trained:
+        model = load_model(begin_at).train()
     first, last = 0, run_dir / "last.pt"
     optimizer = make_optimizer(model.to(device))
     if last.exists():
@@ -184,8 +194,8 @@ def run(plan: Plan, corpus: Corpus, run_dir: Path, encoder_dir: Path, device: to
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["window"]
-    else:
-        initialise(model.to("cpu"), encoder_dir, corpus.tokenizer, corpus.token_counts())
+    elif not is_trained:
+        initialise(model.to("cpu"), begin_at, corpus.tokenizer, corpus.token_counts())
     model.to(device)
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "plan.json").write_text(json.dumps(asdict(plan), indent=2) + "\n")
@@ -209,7 +219,9 @@ def main() -> None:
     parser.add_argument("--extra", type=Path, nargs="*", default=[], help="more training rows: .jsonl or .jsonl.gz")
     parser.add_argument("--run", type=Path, required=True, help="folder of this run; resumes if it holds last.pt")
     parser.add_argument("--model", type=Path, default=Path("model"), help="folder of the tokenizer (default: model)")
-    parser.add_argument("--encoder", type=Path, required=True, help="folder of all-MiniLM-L6-v2, read at the start")
+    begin = parser.add_mutually_exclusive_group(required=True)
+    begin.add_argument("--encoder", type=Path, help="folder of all-MiniLM-L6-v2, from whose meanings a run begins")
+    begin.add_argument("--begin-at", type=Path, help="checkpoint folder from whose weights a run begins instead")
     parser.add_argument("--epochs", type=float, default=4.0, help="passes over the rows (default: 4)")
     parser.add_argument("--batch-rows", type=int, default=128, help="rows of a batch (default: 128)")
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate (default: 0.001)")
@@ -245,7 +257,7 @@ def main() -> None:
     train = [row for row in train if row.dataset not in plan.hold_out]
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     corpus = Corpus(tokenizer, train, read_rows(args.data, "dev"), args.model)
-    run(plan, corpus, args.run, args.encoder, torch.device(args.device))
+    run(plan, corpus, args.run, args.begin_at or args.encoder, torch.device(args.device))
 
 
 if __name__ == "__main__":

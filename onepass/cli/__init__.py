@@ -1,1 +1,1 @@
-"""The commands of `python -m onepass`, a file each."""
+"""This package holds the commands of `python -m onepass`, one in each file."""

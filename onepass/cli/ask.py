@@ -1,4 +1,7 @@
-"""`ask`: one decision, its state and questions from the command line, its answer as bars or as JSON."""
+"""The command `ask` makes one decision.
+
+The state and the questions come from the command line, and the answer is shown as bars or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ from onepass.wire import pictures
 from onepass.wire.schema import parse_request
 
 BAR_COLUMNS, MAX_LABEL_COLUMNS = 32, 40
-SERVER_TIMEOUT_S = 120.0  # a server gives up sooner by itself
+SERVER_TIMEOUT_S = 120.0  # A server gives up sooner than this.
 _PICTURE = re.compile(r"\bimage '([1-9][0-9]?)'")
 _NAMED = re.compile(r"([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 
 
 def read_state(text: str | None, *, is_json: bool) -> Any:
-    """The state that the argument gives or names. Raises `StartupError`."""
+    """Return the state that the argument gives or names. Raises `StartupError`."""
     if text is None or text == "-":
         if text is None and sys.stdin is not None and sys.stdin.isatty():
             raise StartupError("there is no state: give a text, @FILE, or pipe one in")
@@ -48,11 +51,11 @@ def read_state(text: str | None, *, is_json: bool) -> Any:
         state = content.decode("utf-8")
     except UnicodeDecodeError as err:
         raise StartupError(f"state: {where} is not UTF-8 text (byte {err.start})") from None
-    return state.removesuffix("\n").removesuffix("\r")  # the end of the last line, which every editor and echo adds
+    return state.removesuffix("\n").removesuffix("\r")  # Editors and echo add a line end to the last line.
 
 
 def read_questions(asked: Sequence[tuple[str, Any]], path: str | None) -> dict[str, Any]:
-    """The questions by id, those of the file first. Raises `StartupError`."""
+    """Return the questions by id. Those of the file come first. Raises `StartupError`."""
     questions = dict(read_questions_file(path)[1]) if path else {}
     for kind, values in asked:
         text, criteria = (values, None) if kind == "noul" else values
@@ -70,7 +73,7 @@ def read_questions(asked: Sequence[tuple[str, Any]], path: str | None) -> dict[s
 
 
 def read_criteria(kind: str, text: str) -> Any:
-    """`a,b=what b is` or JSON to what a request holds. Raises `StartupError`."""
+    """Turn `a,b=what b is`, or JSON, into the criteria of a request. Raises `StartupError`."""
     if text.lstrip()[:1] in ("{", "["):
         return parse(text.encode("utf-8", "surrogateescape"), f"--{kind}")
     items = [item.strip() for item in text.split(",")]
@@ -88,8 +91,10 @@ def read_criteria(kind: str, text: str) -> Any:
 
 
 def make_body(state: Any, questions: Mapping[str, Any], image_paths: Sequence[str] = ()) -> bytes:
-    """The request, checked but for what is in its pictures. Raises `ApiError`, before a model is loaded for it, or
-    `StartupError` for a file."""
+    """Return the body of the request. All of it is checked before a model is loaded, except the content of pictures.
+
+    Raises `ApiError` for a bad request, or `StartupError` for a file.
+    """
     images = [base64.b64encode(read_file(path, "--image")).decode() for path in image_paths]
     body = json.dumps({"state": state, "questions": questions, **({"images": images} if images else {})}).encode()
     pictures.collect_pictures(parse_request(body))
@@ -97,7 +102,7 @@ def make_body(state: Any, questions: Mapping[str, Any], image_paths: Sequence[st
 
 
 def name_files(message: str, image_paths: Sequence[str]) -> str:
-    """The message with the files of pictures, which a request only numbers."""
+    """Return the message with the file names of pictures, since a request only numbers them."""
 
     def name(match: re.Match[str]) -> str:
         place = int(match[1]) - 1
@@ -107,7 +112,7 @@ def name_files(message: str, image_paths: Sequence[str]) -> str:
 
 
 def ask_server(url: str, body: bytes, environ: Mapping[str, str], image_paths: Sequence[str] = ()) -> bytes:
-    """The answer of a running server. Raises `StartupError` for whatever else it says."""
+    """Return the answer of a running server. Raises `StartupError` for any other reply."""
     headers = {"Content-Type": "application/json"}
     if key := own_variables(environ).get(API_KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
@@ -122,7 +127,7 @@ def ask_server(url: str, body: bytes, environ: Mapping[str, str], image_paths: S
         except (ValueError, LookupError, TypeError):
             reason = "that is no answer of a System One server"
         raise StartupError(f"--url {url}: {err.code}: {reason}") from None
-    except (OSError, ValueError) as err:  # refused, unknown host, no URL at all
+    except (OSError, ValueError) as err:  # The connection is refused, the host is unknown, or this is no URL.
         raise StartupError(f"--url {url}: {getattr(err, 'reason', err)}") from None
 
 
@@ -142,7 +147,7 @@ def show(answer: bytes, questions: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def plain(value: Any, style: str = "") -> Text:
-    """Text of a request as it stands: no markup, and nothing that a terminal would obey."""
+    """Return a text of a request unchanged: without markup, and without characters that control a terminal."""
     return Text(printable(as_text(value)), style)
 
 
@@ -163,7 +168,7 @@ def head(id_: str, question: Mapping[str, Any], given: Mapping[str, Any]) -> Tex
 
 
 def shares(given: Mapping[str, Any]) -> dict[str, float]:
-    """The probabilities by what is shown beside them."""
+    """Return the probabilities by the label that is shown beside each."""
     if given["type"] == "noul":
         return {"yes": given["noul"], "no": 1 - given["noul"]}
     legend = given.get("legend", {})

@@ -1,4 +1,7 @@
-"""`batch`: JSON Lines in, JSON Lines out, many lines in the queue at once; goes on where an earlier run was stopped."""
+"""The command `batch` reads JSON Lines and writes JSON Lines, with many lines in the queue at once.
+
+It continues where an earlier run was stopped.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,20 @@ from onepass.errors import (
 )
 from onepass.wire.body import RepeatedKeys, read_json
 
-BATCHES_AHEAD = 4  # rows in flight, in full batches: the model never waits, and memory stays what it is
-MAX_BYTES_AHEAD = 64 << 20  # lines in flight; a single line may be half of it
+BATCHES_AHEAD = 4  # This many full batches of rows are in flight: the model never waits, and memory stays bounded.
+MAX_BYTES_AHEAD = 64 << 20  # This bounds the lines in flight. A single line may have half of it.
 MAX_ID_CHARS = 1024
 
 
 @dataclass(slots=True)
 class Report:
-    """What a run did, for the last line on stderr."""
+    """A report says what a run did, for the last line on stderr."""
 
     files: Files
     num_answered: int = 0
     seconds: float = 0.0
     is_interrupted: bool = False
-    stopped_by: str = ""  # why lines were left, if any were
+    stopped_by: str = ""  # It says why lines were left, if any were.
 
     @property
     def num_bad(self) -> int:
@@ -57,12 +60,15 @@ class Report:
 
 
 def read_shared_questions(path: str | None) -> bytes | None:
-    """Checked once, so that a mistake in them is one error and not one a line. Raises `StartupError`."""
+    """Read the questions and check them once, so that a mistake gives one error and not one for each line.
+
+    Raises `StartupError`.
+    """
     return read_questions_file(path)[0] if path else None
 
 
 def read_request(line: bytes, questions: bytes | None) -> tuple[str | int | None, bytes]:
-    """The line's id and the request that it makes. Raises `InvalidRequest`."""
+    """Return the line's id, and the request that the line makes. Raises `InvalidRequest`."""
     value = read_json(line)
     id_ = value.get("id") if isinstance(value, dict) else None
     if isinstance(id_, (bool, float, dict, list)) or (isinstance(id_, str) and len(id_) > MAX_ID_CHARS):
@@ -82,7 +88,7 @@ def read_request(line: bytes, questions: bytes | None) -> tuple[str | int | None
 
 
 class Window:
-    """Bounds what is in flight. The reader enters, the main thread leaves."""
+    """A window bounds the lines in flight. The reader's thread enters lines, and the main thread lets them leave."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
@@ -91,7 +97,7 @@ class Window:
         self._changed = threading.Condition()
 
     def enter(self, num_bytes: int) -> None:
-        """Waits while it is full. Raises `ShuttingDown` once it is closed."""
+        """Wait while the window is full. Raises `ShuttingDown` when the window is closed."""
         with self._changed:
             self._wait_for(lambda: self._rows < self._max_rows and self._bytes < MAX_BYTES_AHEAD)
             self._bytes += num_bytes
@@ -107,7 +113,7 @@ class Window:
             self._changed.notify()
 
     def wait_less(self) -> bool:
-        """Waits until something has left; False if there is nothing that could. Raises `ShuttingDown`."""
+        """Wait until a line has left. Return False if no line is inside. Raises `ShuttingDown`."""
         with self._changed:
             before = self._rows
             if before:
@@ -127,7 +133,7 @@ class Window:
 
 @dataclass(slots=True)
 class Reader:
-    """Its own thread: lines to requests in the queue, as many as the window holds."""
+    """A reader turns lines into requests in the queue, as many as the window holds. It runs on its own thread."""
 
     decider: Decider
     lines: Iterator[tuple[int, bytes | None]]
@@ -136,7 +142,7 @@ class Reader:
     answers: Answers
     window: Window
     is_ordered: bool
-    entries: queue.SimpleQueue[Line | None] = field(default_factory=queue.SimpleQueue)  # None: the reader has ended
+    entries: queue.SimpleQueue[Line | None] = field(default_factory=queue.SimpleQueue)  # None means: it has ended.
     num_read: int = 0
     failure: BaseException | None = None
 
@@ -150,7 +156,7 @@ class Reader:
                     self._submit(entry)
         except OSError as err:
             self.failure = StartupError(f"the input cannot be read: {err.strerror}")
-        except BaseException as err:  # the main thread raises it
+        except BaseException as err:  # The main thread raises it.
             self.failure = err
         self.entries.put(None)
 
@@ -177,7 +183,7 @@ class Reader:
         while True:
             try:
                 return self.decider.submit(body)
-            except Overloaded:  # by what is in flight: its rows were not known before
+            except Overloaded:  # The lines in flight fill the queue, since their rows were not known before.
                 if not self.window.wait_less():
                     raise
 
@@ -190,13 +196,13 @@ def make_seed(decider: Decider, questions: bytes | None) -> bytes:
 
 
 def survey(files: Files, seed: bytes) -> int | None:
-    """How many lines there are, once none of those already answered is another now. None for a pipe.
+    """Count the lines, and check that no line that is already answered has changed. Return None for a pipe.
 
-    Raises `StartupError`.
+    Raises `StartupError` for a line that has changed.
     """
     if not (files.input.seekable() and stat.S_ISREG(os.fstat(files.input.fileno()).st_mode)):
         return None
-    if not (files.output.num_before or sys.stderr.isatty()):  # nobody would see it
+    if not (files.output.num_before or sys.stderr.isatty()):  # Nobody would see the count.
         return None
     begin = files.input.tell()
     count = 0
@@ -216,7 +222,8 @@ def run(decider: Decider, files: Files, questions: bytes | None, *, is_ordered: 
     window = Window(BATCHES_AHEAD * decider.config.max_batch_rows)
     reader = Reader(decider, read_lines(files.input), questions, seed, files.output, window, is_ordered)
     report = Report(files)
-    is_hidden = True if files.output.file.isatty() else None  # answers and a bar on one screen; None: tqdm looks itself
+    # The bar is hidden if the answers go to the same screen. With None, tqdm decides by itself.
+    is_hidden = True if files.output.file.isatty() else None
     started = time.monotonic()
     threading.Thread(target=reader.run, name="reader", daemon=True).start()
     try:
@@ -240,7 +247,7 @@ def run(decider: Decider, files: Files, questions: bytes | None, *, is_ordered: 
 
 
 def take(reader: Reader) -> Iterator[Line]:
-    """The entries, in order of lines or of completion, until all that the reader has read were given."""
+    """Yield the entries, in the order of lines or of completion, until everything that the reader read was given."""
     num_taken = 0
     has_ended = False
     while not has_ended or num_taken < reader.num_read:
@@ -255,7 +262,10 @@ def take(reader: Reader) -> Iterator[Line]:
 
 
 def settle(decider: Decider, entry: Line, report: Report) -> None:
-    """Write the answer, or why there is none. Raises `WorkerDead` or `ShuttingDown`: no other line would get one."""
+    """Write the answer, or the reason why there is none.
+
+    Raises `WorkerDead` or `ShuttingDown`, after which no other line would get an answer.
+    """
     error = entry.error
     if entry.pending is not None:
         try:

@@ -1,4 +1,4 @@
-"""`bench`: latency and throughput of this machine and model, in process, in about a minute."""
+"""The command `bench` measures the latency and throughput of this machine and model, in process, in about a minute."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 }
 QUESTION_COUNTS = (1, 6)
 CALLERS = (1, 4, 16)
-MIN_REQUESTS = 3  # a caller makes at least so many, however slow the machine
+MIN_REQUESTS = 3  # A caller makes at least this many requests, even on a slow machine.
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row of the table: callers that ask again as soon as they are answered, each request a new state."""
+    """This is one row of the table. Callers ask again as soon as they are answered, each time with a new state."""
 
     state: str
     questions: int
     callers: int
-    tokens: int = 0  # a request
+    tokens: int = 0  # This counts the tokens of one request.
     requests: int = 0
     requests_per_s: float = 0.0
     questions_per_s: float = 0.0
     p50_ms: float = 0.0
     p95_ms: float = 0.0
-    failed: str = ""  # why there is nothing to measure
+    failed: str = ""  # It says why there is nothing to measure.
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Measured:
         return cls({name: facts.get(name) for name in names})
 
     def run(self, decider: Decider, seconds: float) -> None:
-        """Fill `results`, one after the other; what is there stays when this is interrupted."""
+        """Fill `results`, one after the other. The results that exist stay if this is interrupted."""
         cells = list(itertools.product(STATES, QUESTION_COUNTS, CALLERS))
         numbers = itertools.count()
         for state, num_questions, num_callers in cells:
@@ -71,14 +71,14 @@ class Measured:
 
 
 def requests(state: str, num_questions: int, numbers: Iterator[int]) -> Iterator[bytes]:
-    """Every one begins with another number, so that none finds its state computed already."""
+    """Yield request bodies. Each state begins with a new number, so that no state has been computed before."""
     questions = dict(itertools.islice(QUESTIONS.items(), num_questions))
     for number in numbers:
         yield json.dumps({"state": f"{number}: {STATES[state]}", "questions": questions}).encode()
 
 
 def measure(decider: Decider, bodies: Iterator[bytes], planned: Result, seconds: float) -> Result:
-    """`planned` with its figures."""
+    """Run the requests, and return `planned` with its figures filled in."""
     try:
         first = decider.submit(next(bodies))
         decider.answer(first)

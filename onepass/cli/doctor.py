@@ -1,6 +1,6 @@
-"""`doctor`: whether this machine can serve, check by check, and what to do where it cannot.
+"""The command `doctor` checks step by step whether this machine can serve, and says what to do if it cannot.
 
-Imports nothing that may be missing before it has looked for it: this is what runs when nothing else does.
+It must run when nothing else runs. It therefore imports a package that may be missing only after it has looked for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INSTALL = "python -m pip install -r {}"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES_BYTES = 760 << 20  # resident with the starter loaded (762 MiB, torch 2.14 on a CPU), most of it libraries
-LOADING_FACTOR = 1.33  # peak while loading, over the weights (docs/engine.md)
+LOADING_FACTOR = 1.33  # This is the peak memory while loading, divided by that of the weights (docs/engine.md).
 MIN_FILES = 1024
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _REQUIREMENT = re.compile(r'([A-Za-z0-9._-]+)(?:\[.*\])?==([^;\s]+)(?:\s*;\s*python_version\s*<\s*"(\d+)\.(\d+)")?')
@@ -46,11 +46,14 @@ class Check:
     name: str
     status: Status
     found: str
-    advice: str = ""  # what to do about it
+    advice: str = ""  # It says what to do.
 
 
 def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Decider] | None) -> list[Check]:
-    """All checks, in the order in which failures should be mended. `open_decider`: load the model and ask it."""
+    """Run all checks, in the order in which failures should be repaired.
+
+    `open_decider` loads the model, which is then asked a question. Without it, this check is left out.
+    """
     checks = [check_python(), *check_packages("requirements.txt")]
     has_packages = not any(check.status == "fail" for check in checks)
     try:
@@ -64,12 +67,12 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
     from onepass.loading import set_environment
 
     set_environment(config)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # a check downloads nothing
+    os.environ["HF_HUB_OFFLINE"] = "1"  # A check downloads nothing.
     of_files, checkpoint = check_checkpoint(config)
     of_model = [*check_device(config), of_files]
     if checkpoint is not None and all(check.status != "fail" for check in of_model):
         dtype, choice = check_dtype(config, checkpoint)
-        of_model += [dtype, check_memory(config, checkpoint.folder, choice)]
+        of_model += [check_family(checkpoint), dtype, check_memory(config, checkpoint.folder, choice)]
     if open_decider is not None:
         can_load = checkpoint is not None and all(check.status != "fail" for check in of_model)
         skipped = Check("answer", "skip", "not tried: see above")
@@ -78,12 +81,12 @@ def run(make_config: Callable[[], Config], open_decider: Callable[[Config], Deci
 
 
 def check_python() -> Check:
-    """Its version was checked by `onepass/__main__.py`: an older one could not even read these files."""
+    """Report the Python. `onepass/__main__.py` has checked its version, since an older one cannot read these files."""
     return Check("python", "ok", f"{platform.python_implementation()} {platform.python_version()} at {sys.executable}")
 
 
 def read_requirements(path: Path) -> Iterator[tuple[str, str]]:
-    """(package, version) of each line that holds for this Python."""
+    """Yield (package, version) for each line that applies to this Python. Raises `ValueError` for any other line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         line = line.split("#")[0].strip()
         if line and not line.startswith("-r "):
@@ -95,7 +98,7 @@ def read_requirements(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_packages(file: str) -> list[Check]:
-    """One check for what is as it must be, and one for each package that is not."""
+    """Return one check for all packages that are right, and one check for each package that is not."""
     install = INSTALL.format(file)
     checks, num_right = [], 0
     for name, wanted in read_requirements(find_shipped(file)):
@@ -104,7 +107,7 @@ def check_packages(file: str) -> list[Check]:
         except PackageNotFoundError:
             checks.append(Check(f"package {name}", "fail", f"missing; {wanted} is needed", install))
             continue
-        if found.split("+")[0] == wanted:  # 2.14.1+cpu is 2.14.1
+        if found.split("+")[0] == wanted:  # The version 2.14.1+cpu counts as 2.14.1.
             num_right += 1
         else:
             checks.append(Check(f"package {name}", "warn", f"{found}; tested with {wanted}", install))
@@ -112,7 +115,7 @@ def check_packages(file: str) -> list[Check]:
 
 
 def check_variables(environ: Mapping[str, str]) -> Check:
-    """Of settings that fit together."""
+    """Check the variables of settings that already fit together."""
     if any(SERVICE_LINK.fullmatch(f"{name}={value}") for name, value in environ.items()):
         found = "they fit together; ONEPASS_… variables that Kubernetes made for a service are passed over"
         return Check("settings", "warn", found, "set enableServiceLinks: false in the pod")
@@ -127,11 +130,11 @@ def check_socket(path: str) -> Check:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError) as err:  # the latter: what is left of a killed server
+        except (FileNotFoundError, ConnectionRefusedError) as err:  # A refused one is left by a killed server.
             if os.path.lexists(path) and not Path(path).is_socket():
                 return Check("socket", "fail", f"{path} is there and is not a socket", "give another --uds")
             return Check("socket", "ok", f"{path} is free" if err.errno == errno.ENOENT else f"{path} is stale")
-        except OSError as err:  # a name of more than 107 bytes too
+        except OSError as err:  # A name of more than 107 bytes also raises this.
             return Check("socket", "fail", f"{path}: {err.strerror or err}", "give another --uds")
     return Check("socket", "fail", f"{path}: a process listens there", "stop it, or give another --uds")
 
@@ -177,7 +180,7 @@ def check_files(config: Config) -> Check:
 
 
 def check_device(config: Config) -> list[Check]:
-    """And the kernels for it."""
+    """Check the device and its kernels."""
     import torch
 
     from onepass.forward.load import choose_device
@@ -195,7 +198,7 @@ def check_device(config: Config) -> list[Check]:
 
 
 def check_dtype(config: Config, checkpoint: Checkpoint) -> tuple[Check, str]:
-    """A product in the number format that would be used, and its name."""
+    """Compute a matrix product in the number format that would be used, and return the check and the format's name."""
     import torch
 
     from onepass.forward import tuning
@@ -225,18 +228,22 @@ def has_bfloat16(cpuinfo: Path) -> bool:
 def check_kernels() -> Check:
     try:
         import fla.ops.gated_delta_rule  # noqa: F401
-    except Exception as err:  # a package may break in any way when it is imported
+    except Exception as err:  # A package may fail in any way when it is imported.
         reason = (str(err).splitlines() or [type(err).__name__])[0]
         return Check("kernels", "fail", f"flash-linear-attention: {reason}", INSTALL.format("requirements-cuda.txt"))
     return Check("kernels", "ok", "flash-linear-attention")
 
 
 def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
-    """Check the checkpoint, and return it where it is on this disk."""
+    """Check the checkpoint, and return it if it is on this disk."""
     from onepass.checkpoint import open_checkpoint
+    from onepass.families.markers import FamilyRefused
 
     try:
         checkpoint = open_checkpoint(config)
+    except FamilyRefused as err:
+        advice = "name a checkpoint of a family that is served (docs/checkpoints.md)"
+        return Check("family", "fail", str(err), advice), None
     except StartupError as err:
         if "cannot be reached" in str(err):
             return Check("checkpoint", "skip", f"{config.model} is not on this disk; the server will look online"), None
@@ -246,6 +253,17 @@ def check_checkpoint(config: Config) -> tuple[Check, Checkpoint | None]:
         return Check("checkpoint", "warn", f"{checkpoint.folder}: no manifest to verify it by", advice), checkpoint
     found = f"{checkpoint.name}: {len(checkpoint.digests)} files are as its manifest says"
     return Check("checkpoint", "ok", found), checkpoint
+
+
+def check_family(checkpoint: Checkpoint) -> Check:
+    """Say in which family's format the checkpoint is read."""
+    family = checkpoint.family
+    found = f"{family.name} {family.version}".strip()
+    if family.name == "chat":
+        how = "as --family says" if family.is_forced else "no file says how it decides"
+        advice = "name a checkpoint that was trained to decide (docs/checkpoints.md) for answers to act on"
+        return Check("family", "warn", f"{found}: {how}; the library's default prompt, no temperature", advice)
+    return Check("family", "ok", found)
 
 
 def check_memory(config: Config, folder: Path, dtype: str) -> Check:
@@ -272,7 +290,7 @@ def check_memory(config: Config, folder: Path, dtype: str) -> Check:
 
 
 def count_weights(path: Path) -> int:
-    """From the header of a safetensors file alone."""
+    """Count the weights of a safetensors file. Only its header is read."""
     with path.open("rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     count = 0
@@ -286,11 +304,11 @@ def count_weights(path: Path) -> int:
 
 
 def available_bytes() -> int:
-    """What the machine or the container still has."""
+    """Return the memory that the machine or the container still has, in bytes."""
     meminfo = dict(re.findall(r"(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text()))
     free = int(meminfo["MemAvailable"]) << 10
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or "max"
+    with contextlib.suppress(OSError, ValueError):  # There is no cgroup v2, or the limit is "max".
         free = min(free, int(limit.read_text()) - int(used.read_text()))
     return free
 
@@ -302,7 +320,7 @@ def check_answer(config: Config, open_decider: Callable[[Config], Decider]) -> C
             loaded_s = time.monotonic() - started
             facts: dict[str, Any] = decider.health()[1]
             answer = decider.ask("The parcel is late.", {"late": {"type": "noul", "instructions": "Is it late?"}})
-    except Exception as err:  # whatever a library raises is what the server would die of
+    except Exception as err:  # The server would stop with the same error, whatever a library raises.
         return Check("answer", "fail", str(err) or type(err).__name__, "the log above has the reason")
     found = f"loaded in {loaded_s:.1f} s on backend {facts['backend']}, answered in {answer['x_latency_ms']:.0f} ms"
     if not facts["warm_up"]["same_answer_twice"]:

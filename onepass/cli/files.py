@@ -1,7 +1,7 @@
-"""The files of the command line tool: what is read whole, the lines of a batch, its answers and its bad lines.
+"""This module owns the files of the command line tool: files that are read whole, and a batch's input and outputs.
 
-Every line of a batch's output names the line it answers and carries a digest of that line, the questions and the model.
-That is all there is to resume from: no state is kept anywhere else.
+Every line of a batch's output names the line that it answers, and carries a digest of that line, the questions and the
+model. A later run continues from these lines alone: no state is kept anywhere else.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from onepass.wire.body import read_json
 from onepass.wire.schema import parse_request
 
 BOM = b"\xef\xbb\xbf"
-SYNC_EVERY_S = 5.0  # a killed process loses nothing that was written, a power cut at most this much
-MAX_SHOWN_ERRORS = 20  # on stderr; the file has them all
+SYNC_EVERY_S = 5.0  # A killed process loses nothing that was written, and a power cut loses at most this much.
+MAX_SHOWN_ERRORS = 20  # This bounds the errors on stderr. The file has them all.
 SUM_BYTES = 4
 WHAT_WE_WRITE = b'{"line":'
 _WRITTEN = re.compile(rb'\{"line":(\d{1,12}),"sum":"([0-9a-f]{8})",')
 
 
 def read_file(path: str, what: str) -> bytes:
-    """The content without a byte-order mark; `-` is standard input. Raises `StartupError`."""
+    """Return the content of the file without a byte-order mark. `-` is standard input. Raises `StartupError`."""
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except (OSError, AttributeError) as err:  # sys.stdin is None where it is closed
+    except (OSError, AttributeError) as err:  # sys.stdin is None if it is closed.
         reason = getattr(err, "strerror", None) or "standard input is closed"
         raise StartupError(f"{what} {path} cannot be read: {reason}") from None
     return content.removeprefix(BOM)
 
 
 def parse(content: bytes, where: str) -> Any:
-    """JSON as strictly as a request. Raises `StartupError`."""
+    """Parse JSON as strictly as a request is parsed. Raises `StartupError`."""
     try:
         return read_json(content)
     except InvalidRequest as err:
@@ -56,7 +56,10 @@ def parse(content: bytes, where: str) -> Any:
 
 
 def read_questions_file(path: str) -> tuple[bytes, dict[str, Any]]:
-    """The file's JSON as it stands and as an object, valid as a request's `questions`. Raises `StartupError`."""
+    """Return the file's JSON unchanged and as an object, which is valid as a request's `questions`.
+
+    Raises `StartupError`.
+    """
     content = read_file(path, "--questions")
     value = parse(content, path)
     try:
@@ -78,7 +81,7 @@ class Files:
 def open_files(
     input_path: str, output_path: str, errors_path: str | None, complain: Callable[[str], None]
 ) -> Iterator[Files]:
-    """Everything that can be wrong with the files is found before a model is loaded. Raises `StartupError`.
+    """Open the files. Every problem with them is found here, before a model is loaded. Raises `StartupError`.
 
     `complain` writes one line on stderr.
     """
@@ -99,7 +102,7 @@ def open_files(
 
 
 def open_file(path: str, flags: int) -> IO[bytes]:
-    """Raises `StartupError`."""
+    """Open the file. Raises `StartupError`."""
     try:
         if Path(path).is_dir():
             raise StartupError(f"{path} cannot be read: it is a folder")
@@ -110,12 +113,12 @@ def open_file(path: str, flags: int) -> IO[bytes]:
 
 
 def is_stream(path: str) -> bool:
-    """Whether it is a pipe or a device, of which nothing can be read back."""
+    """Return whether the path is a pipe or a device, from which nothing can be read back."""
     return os.path.exists(path) and not os.path.isfile(path)
 
 
 def open_output(path: str, others: tuple[IO[bytes], ...]) -> IO[bytes]:
-    """Open for going on, for this process alone. Raises `StartupError`."""
+    """Open the output to continue it, for this process alone. Raises `StartupError`."""
     for other in others:
         if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(other.fileno())):
             raise StartupError(f"{path} cannot be written: it is the input or the output already")
@@ -137,11 +140,15 @@ def open_output(path: str, others: tuple[IO[bytes], ...]) -> IO[bytes]:
 
 
 class Answers:
-    """The output: what earlier runs wrote, and one write a line for what comes. Main thread only, once made."""
+    """This is the output: it knows the lines of earlier runs, and adds each new line with one write.
+
+    Only the main thread uses it after it is made.
+    """
 
     def __init__(self, path: str, source: IO[bytes]) -> None:
         self.path = path
-        self._sums = array("I")  # by line number: the digest it was answered with, 0 for none; 4 MB for a million lines
+        # This holds, by line number, the digest with which the line was answered, or 0. A million lines take 4 MB.
+        self._sums = array("I")
         self.num_before = 0
         self._synced_at = time.monotonic()
         if path == "-":
@@ -158,12 +165,12 @@ class Answers:
                 raise
 
     def _read_back(self) -> None:
-        """Learn what is answered, and cut off the last line if it is torn. Raises `StartupError`."""
+        """Learn which lines are answered, and cut off the last line if it is incomplete. Raises `StartupError`."""
         end = 0
         with open(self.file.fileno(), "rb", closefd=False) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith(b"\n"):
-                    break  # of a run that was killed in the middle of a write
+                    break  # The run that wrote this line was killed in the middle of the write.
                 written = _WRITTEN.match(line)
                 if written is None:
                     raise StartupError(f"{self.path}:{number} is not from a run of this command; name another file")
@@ -180,7 +187,7 @@ class Answers:
         self._sums[number] = digest
 
     def has(self, number: int, digest: int) -> bool:
-        """Whether that line is answered. Raises `StartupError` if it was another line then."""
+        """Return whether the line is answered. Raises `StartupError` if a different line was answered then."""
         written = self._sums[number] if number < len(self._sums) else 0
         if written not in (0, digest):
             raise StartupError(
@@ -190,7 +197,7 @@ class Answers:
         return bool(written)
 
     def write(self, entry: Line, body: bytes) -> None:
-        """One line. Raises `OSError`."""
+        """Write the answer as one line. Raises `OSError`."""
         write_all(self.file, entry.head() + b"," + body[1:] + b"\n")
         now = time.monotonic()
         if self._is_regular and now - self._synced_at > SYNC_EVERY_S:
@@ -204,7 +211,7 @@ class Answers:
 
 
 class BadLines:
-    """The lines that got no answer in this run, each with its reason. Main thread only."""
+    """These are the lines that got no answer in this run, each with its reason. Only the main thread uses them."""
 
     def __init__(self, path: str | None, others: tuple[IO[bytes], ...], complain: Callable[[str], None]) -> None:
         self.path = path
@@ -214,12 +221,12 @@ class BadLines:
         self._is_regular = path is not None and not is_stream(path)
 
     def begin(self) -> None:
-        """Forget those of the run before: they are all tried again."""
+        """Remove the bad lines of the run before, since they are all tried again."""
         if self._file is not None and self._is_regular:
             self._file.truncate(0)
 
     def write(self, entry: Line, error: ApiError) -> None:
-        """Raises `OSError`."""
+        """Report a bad line and write it with its reason. Raises `OSError`."""
         self.count += 1
         if self.count <= MAX_SHOWN_ERRORS + 1:
             with tqdm.external_write_mode(file=sys.stderr):
@@ -248,10 +255,10 @@ def write_all(file: IO[bytes], content: bytes) -> None:
 
 @dataclass(slots=True)
 class Line:
-    """A line on its way. Filled by the reader, then handed to the main thread."""
+    """This is one line of the input. The reader fills it and then hands it to the main thread."""
 
     number: int
-    line: bytes | None  # None: too long to be read
+    line: bytes | None  # It is None if the line is too long to be read.
     digest: int = 0
     id: str | int | None = None
     pending: Pending | None = None
@@ -263,7 +270,7 @@ class Line:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number from 1, content) of every line that is not blank; None for the content of one that is too long."""
+    """Yield (number from 1, content) for every line that is not blank. If a line is too long, its content is None."""
     number = 0
     while line := file.readline(MAX_BODY_BYTES + 2):
         number += 1
@@ -278,5 +285,5 @@ def read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
 
 
 def make_digest(line: bytes, seed: bytes) -> int:
-    """Never 0."""
+    """Return a digest of the line, 32 bits. It is never 0, which is reserved for lines without an answer."""
     return int.from_bytes(hashlib.blake2b(line, digest_size=SUM_BYTES, key=seed).digest(), "big") or 1

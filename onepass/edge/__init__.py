@@ -1,1 +1,1 @@
-"""HTTP: sockets to replies. Knows nothing of prompts, of tensors and of the engine."""
+"""This package owns HTTP, from sockets to replies. It knows nothing of prompts, of tensors and of the engine."""

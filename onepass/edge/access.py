@@ -1,4 +1,7 @@
-"""Who may call: API keys, browsers' origins, the names they may know the server by; knows heads but no routes."""
+"""This module decides who may call: by API key, by a browser's origin, and by the name under which a browser calls.
+
+It knows request heads, and nothing of routes.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from onepass.errors import BadRequest, Unauthorized
 
 CORS_ALLOWED = re.compile(r"authorization|content-type|content-encoding|x-typesafe-.*|typesafe-danger-zone-images")
 CORS_EXPOSED = "x-typesafe-request-id, retry-after, retry-after-ms"
-LOCAL_SUFFIXES = (".localhost", ".local")  # never answered by a public name server
+LOCAL_SUFFIXES = (".localhost", ".local")  # A public name server never answers for these names.
 
 
 class Access:
-    """The rules that one server's settings make. Any thread."""
+    """These are the rules of access that follow from one server's settings. Any thread may use them."""
 
     def __init__(self, config: Config) -> None:
         self.keys = tuple(dict.fromkeys(key.encode() for key in config.api_keys))
@@ -26,8 +29,8 @@ class Access:
         self._names = {config.host.lower(), *((urlsplit(origin).hostname or "") for origin in self.origins - {"*"})}
 
     def require_key(self, head: Head) -> int:
-        """Who calls: the number of the key, 0 where there is only one or none. Raises `Unauthorized`."""
-        if not self.keys:  # users of the SDK then send a dummy
+        """Return the caller as the number of its key. It is 0 if there is one key or none. Raises `Unauthorized`."""
+        if not self.keys:  # Users of the SDK send a dummy key in this case.
             return 0
         number = find_key(head.headers.get("authorization", ""), self.keys)
         if number is None:
@@ -35,13 +38,13 @@ class Access:
         return number
 
     def require_known_name(self, head: Head, *, is_page: bool) -> None:
-        """Refuse a browser that calls the server by somebody else's name. Raises `BadRequest`.
+        """Refuse a browser that calls the server by a name that is not the server's. Raises `BadRequest`.
 
-        What is no browser may use any name: it sends no Origin, and does not ask for the page.
+        Any other client may use any name: it sends no Origin, and it does not ask for the page.
 
-        DNS rebinding: a page from evil.example whose name suddenly resolves to this machine would have this server
-        for its own origin, and read what only this machine may. An address cannot be rebound, nor can a name without
-        a dot, since no public name server answers for it.
+        This prevents DNS rebinding. If the name evil.example suddenly resolves to this machine, a page from there has
+        the same origin as this server, and it could read what only this machine may read. An address cannot be
+        rebound. A name without a dot cannot be rebound either, since no public name server answers for it.
         """
         if not is_page and head.headers.get("origin") in (None, *self.origins):
             return
@@ -55,7 +58,8 @@ class Access:
             )
 
     def cors_headers(self, head: Head | None) -> dict[str, str]:
-        """Of any response, also where a request has no readable head: where only one origin may read it, it may."""
+        """Return the CORS headers of a response. `head` is None if the request has no readable head; if only one origin
+        is allowed, that origin may then read the response."""
         if not self.origins:
             return {}
         origin = head.headers.get("origin", "") if head else min(self.origins) if len(self.origins) == 1 else ""
@@ -80,7 +84,10 @@ class Access:
 
 
 def find_key(header: str, keys: Sequence[bytes]) -> int | None:
-    """The number of the key that `Authorization` carries; compared as bytes, in a time that does not tell which."""
+    """Return the number of the key that `Authorization` carries, or None.
+
+    Keys are compared as bytes, in a time that does not depend on which key matches.
+    """
     scheme, _, token = header.partition(" ")
     given = token.strip(" ").encode("latin-1")
     matches = [hmac.compare_digest(given, key) for key in keys]

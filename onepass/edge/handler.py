@@ -46,15 +46,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What one path answers to one method. HEAD goes where GET does, OPTIONS everywhere."""
+    """A route says what one path answers to one method. HEAD is allowed with GET, and OPTIONS is allowed everywhere."""
 
-    path: str  # the name in the log and the metrics, whichever alias was called
+    path: str  # The log and the metrics use this name, whichever alias was called.
     method: str
     answer: Callable[[Handler, framing.Head], Reply]
     needs_key: bool = False
     aliases: tuple[str, ...] = ()
-    is_page: bool = False  # for browsers alone
-    is_probed: bool = False  # called every few seconds for ever: logged with --verbose only
+    is_page: bool = False  # The route is for browsers only.
+    is_probed: bool = False  # It is called every few seconds, so it is logged with --verbose only.
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -70,7 +70,10 @@ def as_reply(error: ApiError) -> Reply:
 
 
 def parse_path(target: str) -> str:
-    """The path a request-target names: no query, no trailing or double slash, `%68` read as `h`. Raises BadRequest."""
+    """Return the path that a request target names, without its query and without trailing or double slashes.
+
+    `%68` is read as `h`. Raises BadRequest.
+    """
     if not target.startswith("/"):
         if not re.match(r"https?://", target, re.IGNORECASE):
             raise BadRequest("the request target must be a path or an http URL")
@@ -88,7 +91,7 @@ def _decode_percent(match: re.Match[str]) -> str:
     if match[1] is None:
         raise BadRequest("% in a path must be followed by two hexadecimal digits")
     char = chr(int(match[1], 16))
-    return char if UNRESERVED.fullmatch(char) else match[0]  # %2F is not a slash, %00 no end
+    return char if UNRESERVED.fullmatch(char) else match[0]  # %2F is not a slash, and %00 is not an end.
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -212,10 +215,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class HttpServer(Listener):
-    """A listener and what its handlers share."""
+    """This is a listener, and what its handlers share."""
 
     def __init__(self, config: Config, decider: Decider, routes: Mapping[str, Route]) -> None:
-        """Binds and listens; `routes` by path, aliases too. Raises StartupError."""
+        """Bind and listen. `routes` maps each path, and each alias, to its route. Raises StartupError."""
         self.decider = decider
         self.routes = routes
         self.access = Access(config)
@@ -231,7 +234,7 @@ class HttpServer(Listener):
         return self.access.cors_headers(None)
 
     def stop_receiving(self) -> None:
-        """End idle connections; requests that have not arrived are told that the server shuts down."""
+        """End idle connections. Requests that have not arrived completely get the error `ShuttingDown`."""
         for stream in self.streams.copy():
             stream.stop_receiving(ShuttingDown("the server is shutting down", retry_after_s=1))
 

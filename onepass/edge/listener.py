@@ -1,4 +1,7 @@
-"""Accepts connections, by TCP or a Unix socket, in the clear or by TLS; refuses what is too many; knows no routes."""
+"""This module accepts connections, by TCP or a Unix socket, with or without TLS, and refuses those that are too many.
+
+It knows nothing of routes.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ from onepass.errors import Overloaded, StartupError
 
 logger = logging.getLogger(__name__)
 
-REFUSED_KEPT = 64  # refused connections held open for a moment, so that their clients can read why
+REFUSED_KEPT = 64  # This many refused connections stay open for a moment, so that their clients can read the reason.
 
 
 class InFlight:
-    """How many (or how much) is inside, and a wait for none. Any thread."""
+    """This counts how many (or how much) is inside, and can wait until it is 0. Any thread may use it."""
 
     def __init__(self) -> None:
         self._value = 0
         self._changed = threading.Condition()
 
     def enter(self, limit: int, amount: int = 1) -> bool:
-        """False, and nothing is counted, if it would be more than `limit`."""
+        """Count `amount` and return True. If the sum would exceed `limit`, count nothing and return False."""
         with self._changed:
             has_room = self._value + amount <= limit
             self._value += amount * has_room
@@ -58,21 +61,23 @@ class InFlight:
 
 
 class Listener(ThreadingHTTPServer):
-    """Accepts on one thread, at most `max_connections` at a time; each connection gets a thread of its own."""
+    """A listener accepts at most `max_connections` at a time on one thread. Each connection gets its own thread."""
 
-    daemon_threads = True  # an idle keep-alive connection must not hold up the exit
-    request_queue_size = 1024  # the default of 5 drops connections in a burst; the kernel caps it
+    daemon_threads = True  # An idle keep-alive connection must not delay the exit.
+    request_queue_size = 1024  # The default of 5 drops connections in a burst. The kernel has its own limit.
 
     def __init__(self, config: Config, handler: type[BaseHTTPRequestHandler]) -> None:
-        """Binds and listens. Raises StartupError."""
+        """Bind and listen. Raises StartupError."""
         self.config = config
         self.connections = InFlight()
-        self.num_refused = 0  # connections; changed by the accepting thread only
-        self._idle: OrderedDict[socket.socket, None] = OrderedDict()  # connections without a request, longest first
+        self.num_refused = 0  # It counts refused connections. Only the accepting thread changes it.
+        # These connections have no request. The one that has been idle for longest comes first.
+        self._idle: OrderedDict[socket.socket, None] = OrderedDict()
         self._idle_lock = threading.Lock()
-        self._refused: deque[tuple[float, socket.socket]] = deque()  # accepting thread only
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY)  # given up to accept, and refuse, when none is left
-        self._uds_id: tuple[int, int] | None = None  # device and inode of our Unix socket
+        self._refused: deque[tuple[float, socket.socket]] = deque()  # Only the accepting thread uses it.
+        # When no file descriptor is left, this one is closed, so that a connection can be accepted and refused.
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY)
+        self._uds_id: tuple[int, int] | None = None  # This is (device, inode) of our Unix socket.
         self._tls = make_tls_context(config)
         if config.uds:
             self.address_family = socket.AF_UNIX
@@ -80,19 +85,19 @@ class Listener(ThreadingHTTPServer):
         else:
             self.address_family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         try:
-            super().__init__(config.uds or (config.host, config.port), handler)  # type: ignore[arg-type] # a path too
+            super().__init__(config.uds or (config.host, config.port), handler)  # type: ignore[arg-type] # It may be a path.
         except OSError as err:
             where = config.uds or f"{config.host} port {config.port}"
             raise StartupError(f"cannot listen on {where}: {err.strerror or err}") from err
 
     def server_bind(self) -> None:
-        """Without HTTPServer's getfqdn(): a dead resolver would hold up the start for its whole timeout."""
+        """Bind without HTTPServer's getfqdn(), which would delay the start by a dead resolver's whole timeout."""
         config = self.config
         if not config.uds:
             socketserver.TCPServer.server_bind(self)
             self.server_name, self.server_port = config.host, self.server_address[1]
             return
-        umask = os.umask(0o777 & ~int(config.uds_mode, 8))  # a chmod afterwards would leave it open for a moment
+        umask = os.umask(0o777 & ~int(config.uds_mode, 8))  # With a later chmod, it would be open for a moment.
         try:
             socketserver.TCPServer.server_bind(self)
         finally:
@@ -110,7 +115,7 @@ class Listener(ThreadingHTTPServer):
         return f"{scheme}://{host}:{self.server_port}"
 
     def remove_socket(self) -> None:
-        """Take our Unix socket away, if it still is ours."""
+        """Remove our Unix socket, if it is still ours."""
         with contextlib.suppress(OSError):
             status = os.stat(self.config.uds)
             if (status.st_dev, status.st_ino) == self._uds_id:
@@ -122,7 +127,7 @@ class Listener(ThreadingHTTPServer):
         except OSError as err:
             if err.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-        os.close(self._spare_fd)  # left unaccepted, the connection would make the accepting thread spin
+        os.close(self._spare_fd)  # If the connection were not accepted, the accepting thread would spin.
         try:
             self._refuse(super().get_request()[0], keep=False)
         finally:
@@ -136,12 +141,12 @@ class Listener(ThreadingHTTPServer):
             return
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread could be started
+        except RuntimeError:  # No thread could be started.
             self.connections.leave()
             self._refuse(request)
 
     def note_idle(self, connection: socket.socket) -> None:
-        """The connection waits for a request: it may be closed to make room for another."""
+        """Note that the connection waits for a request. It may then be closed to make room for another."""
         with self._idle_lock:
             self._idle[connection] = None
 
@@ -150,13 +155,17 @@ class Listener(ThreadingHTTPServer):
             self._idle.pop(connection, None)
 
     def _close_idle(self) -> bool:
-        """End the connection that has been without a request for longest; its thread then finds it closed."""
+        """Close the connection that has been idle for longest, and return whether there was one.
+
+        The connection's thread then finds it closed.
+        """
         with self._idle_lock:
             if not self._idle:
                 return False
             connection, _ = self._idle.popitem(last=False)
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # TLS's own would change what its thread uses
+                # The shutdown of an SSLSocket would change objects that the connection's thread uses.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
         return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -172,7 +181,10 @@ class Listener(ThreadingHTTPServer):
             self.connections.leave()
 
     def _shake_hands(self, connection: ssl.SSLSocket) -> None:
-        """On the connection's own thread, within the time that a request has; until then it counts as idle."""
+        """Do the TLS handshake on the connection's own thread, within the time that a request has.
+
+        The connection counts as idle during the handshake.
+        """
         self.note_idle(connection)
         try:
             connection.settimeout(self.config.read_timeout_s)
@@ -181,13 +193,13 @@ class Listener(ThreadingHTTPServer):
             self.note_busy(connection)
 
     def refusal_headers(self) -> dict[str, str]:
-        """Of answers to connections that are refused unread."""
+        """Return the headers of an answer to a connection that is refused before anything is read."""
         return {}
 
     def _refuse(self, request: socket.socket, *, keep: bool = True) -> None:
-        """Answer 503 without a thread: one send into an empty buffer, which cannot block.
+        """Answer 503 without a thread. One send into an empty buffer cannot block.
 
-        In TLS it is closed unanswered: an answer needs a handshake, a millisecond of what there is too little of.
+        A TLS connection is closed without an answer, since the handshake would take a millisecond of a busy server.
         """
         self.num_refused += 1
         error = Overloaded("too many connections are open", retry_after_s=1)
@@ -216,14 +228,14 @@ class Listener(ThreadingHTTPServer):
             self._refused.popleft()[1].close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # reset before its first byte
+        if not isinstance(sys.exc_info()[1], OSError):  # An OSError is a connection that was reset.
             logger.exception("connection: failed")
 
     def stop_accepting(self) -> None:
-        """Take in who has connected, then listen no more. Any thread but the accepting one."""
+        """Accept the connections that already wait, then stop listening. The accepting thread must not call this."""
         self.shutdown()
         self.socket.setblocking(False)
-        with contextlib.suppress(OSError):  # BlockingIOError: that was the last
+        with contextlib.suppress(OSError):  # A BlockingIOError means that no connection waits.
             while True:
                 self.process_request(*self.get_request())
         self.socket.close()
@@ -237,7 +249,7 @@ class Listener(ThreadingHTTPServer):
 
 
 def make_tls_context(config: Config) -> ssl.SSLContext | None:
-    """Raises StartupError, which names the file that is wrong."""
+    """Return the TLS context, or None without a certificate. Raises StartupError, which names the wrong file."""
     if not config.tls_cert:
         return None
     for flag, path in (("--tls-cert", config.tls_cert), ("--tls-key", config.tls_key)):
@@ -249,9 +261,9 @@ def make_tls_context(config: Config) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    try:  # without the callback an encrypted key would ask for its password on the terminal
+    try:  # Without the callback, an encrypted key would ask for its password on the terminal.
         context.load_cert_chain(config.tls_cert, config.tls_key or None, password=lambda: "")
-    except (OSError, ValueError) as err:  # SSLError is the former
+    except (OSError, ValueError) as err:  # An SSLError is an OSError.
         wrong = f"--tls-cert {config.tls_cert}" + (f" --tls-key {config.tls_key}" if config.tls_key else "")
         reason = getattr(err, "reason", None) or err
         raise StartupError(
@@ -261,7 +273,7 @@ def make_tls_context(config: Config) -> ssl.SSLContext | None:
 
 
 def remove_stale_socket(path: str) -> None:
-    """Make way for a Unix socket: one that nobody listens on is what a killed process left. Raises StartupError."""
+    """Remove a Unix socket on which no process listens, since a killed process left it. Raises StartupError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

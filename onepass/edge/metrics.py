@@ -1,4 +1,4 @@
-"""What is counted: one `Record` a request, for its log line and for `/metrics`; knows nothing of HTTP or of the model.
+"""This module counts: one `Record` for each request, for its log line and for `/metrics`. It knows no HTTP, no model.
 
 What the server knows of itself anyway is not counted again: it is read off the facts of `/health` at each scrape.
 """
@@ -62,13 +62,13 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one request so far. Owned by its handler's thread.
+    """A record holds what is known about one request so far. Its handler's thread owns it.
 
-    `stages_ms` holds the stages it has been through, see STAGES, and at last `total`.
+    `stages_ms` holds the stages that the request has passed (see STAGES), and at the end `total`.
     """
 
     request_id: str
-    started: float  # time.monotonic() at its first byte
+    started: float  # This is time.monotonic() at its first byte.
     client_id: str = NONE
     method: str = OTHER
     route: str = OTHER
@@ -79,7 +79,7 @@ class Record:
     stages_ms: dict[str, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, object]:
-        """What the log line says, in order. Nothing in it is the client's text but an id of sane characters."""
+        """Return what the log line says, in order. The only text from the client is an id of safe characters."""
         return {
             "id": self.request_id,
             "client_id": self.client_id,
@@ -103,7 +103,7 @@ class Metrics:
             "onepass_request_errors", "Requests without the answer asked for.", ("error",), registry=registry
         )
         rows = Counter("onepass_rows", "Prompt rows of queued requests.", ("outcome",), registry=registry)
-        # Finding a series by its labels takes longer than counting
+        # Finding a series by its labels takes longer than counting, so the series are kept.
         self._requests, self._errors, self._rows = (
             lru_cache(None)(counter.labels) for counter in (requests, errors, rows)
         )
@@ -116,7 +116,7 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def count(self, record: Record) -> None:
-        """Before the answer is sent, so that who has it finds it counted."""
+        """Count the request before its answer is sent, so that a client with its answer finds it counted."""
         self._requests(record.route, record.method, record.status).inc()
         if record.error != NONE:
             self._errors(record.error).inc()
@@ -128,19 +128,19 @@ class Metrics:
         self._stages.observe(durations_ms)
 
     def count_write(self, record: Record, seconds: float) -> None:
-        """After the answer was sent, or could not be."""
+        """Count the time of the write, after the answer was sent or could not be sent."""
         record.stages_ms["write"] = seconds * 1000
         if record.num_rows:
             self._stages.observe({"write": seconds * 1000})
 
     def render(self) -> bytes:
-        """The Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return generate_latest(self._registry)
 
 
 class _Stages(Collector):
-    """A histogram a stage, and one of the whole. All of a request goes in under one lock: the library's own histograms,
-    with two locks each, took three times as long."""
+    """This holds one histogram for each stage and one for the whole. One lock covers all entries of a request: the
+    library's own histograms, with two locks each, took three times as long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -221,7 +221,7 @@ def _batch_rows(facts: Mapping[str, Any]) -> Metric:
 
 
 def _digest(digests: Mapping[str, str]) -> str:
-    """One for the whole checkpoint: SHA-256 of its sorted manifest. Empty without a manifest."""
+    """Return one digest for the whole checkpoint: the SHA-256 of its sorted manifest, or "" without a manifest."""
     if not digests:
         return ""
     manifest = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))

@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document, made from the types that validate requests and from the errors; knows no sockets."""
+"""This module makes the OpenAPI 3.1 document from the types that validate requests and from the errors.
+
+It knows nothing of sockets.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ class PlainError(_Model):
 
 
 ANSWERS = (schema.Body, Decision, Models, Alive, Health, Unready, InvalidRequest, PlainError)
-EXAMPLES: dict[str, Object] = {  # requests as they may be sent
+EXAMPLES: dict[str, Object] = {  # These are requests that may be sent.
     "support": {
         "state": "I was charged twice for my order and want a refund.",
         "questions": {
@@ -158,7 +161,7 @@ TEXTS = {
     500: "The server's fault.",
     503: "Not now; see Retry-After.",
 }
-EVERYWHERE = (400, 408, 431, 500)  # a request of any kind may be broken or late
+EVERYWHERE = (400, 408, 431, 500)  # A request of any kind may be broken or late.
 
 
 class _Untitled(GenerateJsonSchema):
@@ -167,7 +170,7 @@ class _Untitled(GenerateJsonSchema):
 
 
 def error_kinds() -> dict[int, list[type[ApiError]]]:
-    """Every way to fail, by status."""
+    """Return every way to fail, by status."""
     kinds: dict[int, list[type[ApiError]]] = {}
     todo = list(ApiError.__subclasses__())
     for kind in todo:
@@ -204,7 +207,7 @@ def _error_schema(status: int, kinds: Iterable[type[ApiError]]) -> Object:
 
 
 def _errors() -> Object:
-    """`components.responses`: one for each status that is an error."""
+    """Return `components.responses`: one for each status that is an error."""
     headers = {
         401: {"WWW-Authenticate": _header("Always Bearer.")},
         405: {"Allow": _header("The methods of the path.")},
@@ -262,7 +265,7 @@ def _decide() -> Object:
 
 
 def _alias(item: Object, path: str) -> Object:
-    """The path item of another name. An operation has its id but once."""
+    """Return the path item of an alias. It has no operation id, since each id may appear only once."""
     return {
         method: {key: value for key, value in operation.items() if key != "operationId"}
         | {"summary": f"{operation['summary']}; another name of {path}"}
@@ -271,7 +274,7 @@ def _alias(item: Object, path: str) -> Object:
 
 
 def document(aliases: Iterable[tuple[str, str]] = ()) -> Object:
-    """`aliases` are pairs of a path's other name and the path."""
+    """Return the whole document. `aliases` holds pairs of (another name of a path, the path)."""
     paths = _paths()
     return {
         "openapi": "3.1.0",

@@ -1,4 +1,7 @@
-"""The playground: three files joined to one page at the first request, and the headers that keep it to itself."""
+"""This module serves the playground. Three files are joined to one page at the first request.
+
+The page's headers allow only its own code, and calls to this server only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ FOLDER = Path(__file__).resolve().parent / "playground"
 
 @lru_cache(maxsize=1)
 def load() -> tuple[bytes, dict[str, str]]:
-    """The page and its headers: only its own script and style run, by their hashes, and it calls this server alone."""
+    """Return the page and its headers.
+
+    The headers allow the page's own script and style, by their hashes, and calls to this server, and nothing else.
+    """
     page = (FOLDER / "index.html").read_text(encoding="utf-8")
     hashes = {}
     for tag, name in (("style", "style.css"), ("script", "script.js")):

@@ -1,4 +1,7 @@
-"""One connection's bytes: requests in by a deadline, responses out, in the clear or by TLS; knows no routes."""
+"""This module owns the bytes of one connection: requests in by a deadline, and responses out, with or without TLS.
+
+It knows nothing of routes.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,20 @@ from onepass.edge.framing import (
 from onepass.errors import ApiError, BadRequest, HeadersTooLarge, LengthRequired, RequestTimeout, RequestTooLarge
 
 RECEIVE_BYTES = 64 * 1024
-LINGER_S = 2.0  # a refused client may keep sending this long; closing sooner resets it before it reads the error
-MAX_LINGER_BYTES = 64 * 1024 * 1024  # twice the largest legal body
-GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # Linux; others say POLLHUP at the end
+# A refused client may continue to send for this long. An earlier close would reset the connection before the client
+# reads the error.
+LINGER_S = 2.0
+MAX_LINGER_BYTES = 64 * 1024 * 1024  # This is twice the largest legal body.
+# POLLRDHUP exists on Linux. Other systems report POLLHUP when the client closes.
+GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
 
 class Disconnected(Exception):
-    """The client left, or reads too slowly; nobody is there to be told."""
+    """The client has left, or reads too slowly. Nobody is there to receive an error."""
 
 
 class Bell:
-    """Wakes a thread that polls `fd`. Any thread rings; the connection's own thread does the rest."""
+    """A bell wakes a thread that polls `fd`. Any thread may ring; only the connection's own thread calls the rest."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe()
@@ -45,7 +51,7 @@ class Bell:
         self._is_open = True
 
     def ring(self, _: object = None) -> None:
-        with self._lock:  # a late ring must not write into a number that now belongs to another connection
+        with self._lock:  # A late ring must not write to a file descriptor that now belongs to another connection.
             if self._is_open:
                 os.write(self._write_fd, b"\0")
 
@@ -60,7 +66,10 @@ class Bell:
 
 
 class Stream:
-    """One connection's bytes, buffered. A request has one deadline in all, not one per read; its thread only."""
+    """A stream buffers the bytes of one connection. Only the connection's own thread uses it.
+
+    A request has one deadline in all, not one for each read.
+    """
 
     def __init__(self, sock: socket.socket, *, send_timeout_s: float) -> None:
         self._socket = sock
@@ -70,27 +79,29 @@ class Stream:
         self._send_timeout_s = send_timeout_s
         self._bell: Bell | None = None
         self._is_receiving = False
-        self._is_fresh = True  # nothing has come yet
+        self._is_fresh = True  # No byte has arrived yet.
         self._stopped: ApiError | None = None
-        # Kernel timeouts on a blocking socket: one system call a read, where settimeout() costs three. TLS would take
-        # them for a reason to try again.
+        # Kernel timeouts on a blocking socket need one system call for each read, and settimeout() needs three. TLS
+        # cannot use them, since it would take such a timeout as a reason to try again.
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         if not self._is_tls:
             sock.settimeout(None)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(send_timeout_s))
 
     def wait_request(self, idle_s: float, request_s: float) -> bool:
-        """Wait for a request's first byte; False when none came. From then on `request_s` are left for all of it."""
+        """Wait for a request's first byte, and return whether one arrived. The whole request must then arrive within
+        `request_s`."""
         self._is_receiving = True
         try:
             if not self._buffer:
                 self._buffer += self._receive(RECEIVE_BYTES, idle_s)
             self._deadline = monotonic() + request_s
-            while self._buffer and self._buffer[0] in b"\r\n":  # RFC 9112, 2.2: old clients end a body with a line end
+            # Old clients end a body with a line end (RFC 9112, section 2.2).
+            while self._buffer and self._buffer[0] in b"\r\n":
                 del self._buffer[0]
                 if not self._buffer:
                     self._buffer += self._receive(RECEIVE_BYTES, self._deadline - monotonic())
-        except (TimeoutError, Disconnected):  # idle for too long, or reset
+        except (TimeoutError, Disconnected):  # The connection was idle for too long, or was reset.
             return False
         finally:
             self._is_receiving = False
@@ -98,12 +109,12 @@ class Stream:
         return bool(self._buffer)
 
     def read_head(self) -> bytes:
-        """The next head with its empty line. Raises an ApiError, or Disconnected."""
+        """Return the next head with its empty line. Raises an ApiError or Disconnected."""
         buffer = self._buffer
         searched, is_line_checked = 0, False
         while (match := HEAD_END.search(buffer, searched)) is None and len(buffer) <= MAX_HEAD_BYTES:
             line_end = -1 if is_line_checked else buffer.find(b"\n", searched)
-            if line_end >= 0:  # HTTP/0.9 and other protocols wait for an answer after one line
+            if line_end >= 0:  # Clients of HTTP/0.9 and other protocols wait for an answer after one line.
                 parse_request_line(buffer[: line_end + 1].decode("latin-1"))
                 is_line_checked = True
             searched = max(0, len(buffer) - 2)
@@ -113,11 +124,11 @@ class Stream:
         return self._cut(match.end())
 
     def peek(self, num_bytes: int) -> bytes:
-        """What of the next bytes has come."""
+        """Return those of the next `num_bytes` bytes that have already arrived."""
         return bytes(self._buffer[:num_bytes])
 
     def read_body(self, head: Head) -> bytes:
-        """The body as sent, still compressed. Raises an ApiError, or Disconnected."""
+        """Return the body as it was sent, still compressed. Raises an ApiError or Disconnected."""
         if head.length is None and not head.is_chunked:
             raise LengthRequired("a body needs Content-Length or Transfer-Encoding: chunked")
         if head.length is not None and head.length > framing.MAX_BODY_BYTES:
@@ -127,7 +138,7 @@ class Stream:
         return self._take_chunks() if head.length is None else self._take(head.length)
 
     def _take_chunks(self) -> bytes:
-        """RFC 9112, 7.1. Trailer fields are checked and dropped."""
+        """Read a chunked body (RFC 9112, section 7.1). Trailer fields are checked and dropped."""
         parts: list[bytes] = []
         room, overhead = framing.MAX_BODY_BYTES, MAX_CHUNK_OVERHEAD_BYTES
         while True:
@@ -195,16 +206,17 @@ class Stream:
         return data
 
     def stop_receiving(self, error: ApiError) -> None:
-        """Who waits for the rest of a request, now or later, raises `error`; an idle connection ends. Any thread.
+        """Make every wait for the rest of a request raise `error`, now and later. An idle connection ends. Any thread
+        may call this.
 
-        A connection just made may still say what it wants."""
+        A new connection, from which nothing has arrived yet, may still send its request."""
         self._stopped = error
         if self._is_receiving and not self._is_fresh:
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(self._socket, socket.SHUT_RD)  # what has arrived is still read
+                socket.socket.shutdown(self._socket, socket.SHUT_RD)  # Bytes that have arrived are still read.
 
     def _receive(self, num_bytes: int, timeout_s: float) -> bytes:
-        """Up to `num_bytes`, none at the end of the stream. Raises TimeoutError or Disconnected."""
+        """Receive up to `num_bytes`, and no byte at the end of the stream. Raises TimeoutError or Disconnected."""
         if timeout_s <= 0:
             raise TimeoutError
         try:
@@ -218,7 +230,7 @@ class Stream:
             raise Disconnected from err
 
     def _set_timeout(self, timeout_s: float) -> None:
-        """Of receiving; with TLS of sending too."""
+        """Set the timeout of receiving. With TLS it is the timeout of sending too."""
         if timeout_s == self._timeout_s:
             return
         self._timeout_s = timeout_s
@@ -228,7 +240,7 @@ class Stream:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
 
     def send(self, data: bytes) -> None:
-        """Send all of it. Raises Disconnected."""
+        """Send all of `data`. Raises Disconnected."""
         try:
             if self._is_tls:
                 self._set_timeout(self._send_timeout_s)
@@ -245,43 +257,43 @@ class Stream:
             raise Disconnected
 
     def wait(self, future: Future[Any], deadline: float | None) -> bool:
-        """Wait until `future` is done or the deadline has passed. False as soon as the client closed its side."""
+        """Wait until `future` is done or the deadline has passed. Return False if the client closes its side first."""
         if future.done():
             return True
         try:
             self._bell = self._bell or Bell()
-        except OSError:  # no file descriptor is left: answer without watching the client
+        except OSError:  # No file descriptor is left, so the thread waits without watching the client.
             wait([future], None if deadline is None else max(0.0, deadline - monotonic()))
             return True
         future.add_done_callback(self._bell.ring)
         poller = select.poll()
         poller.register(self._bell.fd, select.POLLIN)
-        poller.register(self._socket, GONE)  # and not POLLIN: a pipelined request waits its turn
+        poller.register(self._socket, GONE)  # POLLIN is left out, since a pipelined request has to wait for its turn.
         while not future.done():
             events = dict(poller.poll(None if deadline is None else max(0.0, deadline - monotonic()) * 1000))
             if not events:
                 return True
             if self._bell.fd not in events:
                 return future.done()
-            self._bell.hush()  # perhaps a late ring for the last request: ask the future again
+            self._bell.hush()  # The ring may be a late one for the last request, so the loop asks the future again.
         return True
 
     def linger(self) -> None:
-        """Let the client read its answer before the connection closes under the rest of its request."""
+        """Read the rest of the request for a while, so that the client can read its answer before the close."""
         deadline = monotonic() + LINGER_S
         num_bytes = 0
         self._say_goodbye()
         try:
-            self._socket.shutdown(socket.SHUT_WR)  # from here on bytes are read as they come, encrypted or not
+            self._socket.shutdown(socket.SHUT_WR)  # After this, bytes are read as they arrive, encrypted or not.
             while num_bytes < MAX_LINGER_BYTES and (data := self._receive(RECEIVE_BYTES, deadline - monotonic())):
                 num_bytes += len(data)
         except (OSError, Disconnected):
             pass
 
     def _say_goodbye(self) -> None:
-        """TLS: say that nothing was cut off, and do not wait for the same."""
+        """Tell a TLS client that nothing was cut off, and do not wait for its own message."""
         if isinstance(self._socket, ssl.SSLSocket):
-            with contextlib.suppress(OSError, ValueError):  # ValueError: said already
+            with contextlib.suppress(OSError, ValueError):  # A ValueError means that this was already said.
                 self._set_timeout(0.0)
                 self._socket.unwrap()
 
@@ -292,6 +304,6 @@ class Stream:
 
 
 def _timeval(seconds: float) -> bytes:
-    """struct timeval; zero would mean for ever."""
+    """Return a C `struct timeval`. The value is never 0, which would mean no timeout."""
     whole, fraction = divmod(max(seconds, 0.001), 1)
     return struct.pack("@ll", int(whole), int(fraction * 1_000_000))

@@ -1,7 +1,8 @@
-"""Option scores from hidden states, in float32: the pointer head, and next-token logits of label tokens alone.
+"""Turns hidden states into option scores, in float32: a pointer head, or the next-token logits of the label tokens.
 
-Both take the states at the positions that are read and, for each score, two numbers saying what it is made of, so that
-a batch's scores are one tensor that a captured graph can write. Nothing here reads a tensor on the host.
+A head takes the states at the positions that are read and, for each score, the two numbers from which it is made. So
+all scores of a batch are one tensor, which a captured graph can write. Nothing here reads a tensor on the host, and
+nothing here knows how states are computed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ HEAD_FILE = "head.safetensors"
 
 class Head(Protocol):
     def scores(self, states: Tensor, reads: Tensor, others: Tensor) -> Tensor:
-        """(B, S) float32. states (B, R, hidden); reads (B, S) long, which of a row's R states each score is about;
-        others (B, S) long: for a pointer, which of the R is the question's end; for labels, the token's id."""
+        """(B, S) float32 scores. states (B, R, hidden). reads (B, S) long: which of a row's R states each score is
+        about. others (B, S) long: for a pointer, which of the R states is the question's end; for labels, the id of the
+        label's token."""
         ...
 
 
@@ -34,7 +36,7 @@ def pick(states: Tensor, places: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PointerHead:
-    """Scores an option's hidden state against the one at its question's end, as in the kev family."""
+    """Scores the hidden state of an option against that of its question's end, as the kev family does."""
 
     query: Tensor  # (width, hidden), float32
     key: Tensor  # (width, hidden), float32
@@ -65,7 +67,7 @@ class PointerHead:
 
 @dataclass(frozen=True, slots=True)
 class LabelHead:
-    """The next-token logit of each option's label token and of no other: 26 rows of the matrix, not 248,320."""
+    """Gives the next-token logit of each option's label token alone: it reads 26 rows of the matrix, not 248,320."""
 
     weight: Tensor  # (vocabulary, hidden), as wide as it is stored
     bias: Tensor | None = None  # (vocabulary,)

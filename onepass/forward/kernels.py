@@ -1,10 +1,11 @@
 """The operations of a Qwen3.5 layer: products with weights, norms, rotary attention, causal convolution, gated delta
-rule. Owns how each is computed on each device, nothing of the model around them.
+rule. It owns how each is computed on each device, and knows nothing of the model around them.
 
-On the CPU, and on any device that is not CUDA, they are torch. On CUDA the last two and the gated norm are those of
-flash-linear-attention, imported when the first CUDA tensor arrives, so that the package cannot break a machine without
-a GPU. The CUDA branches follow version 0.6.0 and have never run on a GPU, for want of one: its kernels, called as here
-in Triton's interpreter on a CPU, gave what the torch code gives (docs/engine.md).
+On the CPU, and on any device that is not CUDA, torch computes them. On CUDA flash-linear-attention computes the last
+two and the gated norm. It is imported when the first CUDA tensor arrives, so that it cannot break a machine without
+a GPU.
+The CUDA branches follow its version 0.6.0 and have never run on a GPU. Its kernels, called as here in Triton's
+interpreter on a CPU, gave the results of the torch code (docs/engine.md).
 
 Nothing here reads a tensor on the host or allocates by a tensor's values, so each function can be part of a CUDA graph.
 """
@@ -15,19 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64  # tokens whose updates of the state are done at once, as in flash-linear-attention
+CHUNK = 64  # tokens that update the state together, as in flash-linear-attention
 TILE = 16  # a chunk is a multiple of this
-INVERSE_BASE = 8  # largest triangle inverted by its power series; the terms of a larger one cancel badly
+INVERSE_BASE = 8  # rows of the largest triangle inverted by its power series; with more rows its terms cancel badly
 L2_EPS = 1e-6
 PACK_TOKENS = 64  # for how many tokens oneDNN chooses its layout; any number can be multiplied
 
 
 def pack_matrix(matrix: Tensor) -> Tensor:
-    """A weight matrix (out, in) in oneDNN's own layout for linear and add_linear_; as it is where there is none.
+    """A weight matrix (out, in) in oneDNN's own layout, for linear and add_linear_; unchanged where there is no such
+    layout.
 
-    No call has to rearrange it, which tells when there are few tokens: in CPU time, one thread, float32, 0.6 of
-    F.linear at 8 tokens, 0.85 at 64, the same at 300, 1.06 at 1000. The two operators are those that torch's own
-    compiler emits on the CPU; they are not public, so each use of them is here."""
+    No call has to rearrange it, which gains time when there are few tokens. In CPU time, with one thread and float32,
+    a product takes 0.6 of the time of F.linear at 8 tokens, 0.85 at 64, the same at 300, and 1.06 at 1000. torch's own
+    compiler emits these two operators on the CPU. They are not public, so every use of them is in this module."""
     if matrix.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return matrix
     try:
@@ -67,9 +69,9 @@ def _unit_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def rotary_frequencies(theta: float, rotary_dim: int, sections: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """theta ** (-2 i / rotary_dim), (rotary_dim / 2,) float32, and which of time, height, width each turns with.
+    """theta ** (-2 i / rotary_dim), (rotary_dim / 2,) float32, and the axis (time, height, width) of each frequency.
 
-    These go in turn (interleaved M-RoPE); the frequencies past 3 times a section's size turn with time."""
+    The axes take turns (interleaved M-RoPE). The frequencies past 3 times a section's size follow time."""
     axes = torch.zeros(rotary_dim // 2, dtype=torch.long)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis
@@ -84,7 +86,7 @@ def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Tensor) -> Tenso
 
 
 def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """rms_norm, then rotary positions: dimension i turns with dimension i + half the rotated, the rest stay.
+    """rms_norm, then rotary positions. Dimension i turns with dimension i + half the rotated ones; the rest stay.
 
     x (B, T, heads, D); weight (D,); cos, sin (B, T, rotated / 2) float32. Returns x's shape and dtype."""
     y = rms_norm(x.to(weight.dtype), weight, eps)
@@ -97,7 +99,8 @@ def norm_rotate(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, eps: float)
 
 
 def attention_mask(sees: Tensor, before: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """sees (B or 1, T, S) and before (B or 1, P), both bool, as (B or 1, 1, T, P + S) of 0 where seen, else -inf."""
+    """The additive mask (B or 1, 1, T, P + S) of sees (B or 1, T, S) and before (B or 1, P), both bool. It is 0 where
+    they are True and -inf elsewhere."""
     if before is not None:
         rows = max(before.shape[0], sees.shape[0])
         before = before.unsqueeze(1).expand(rows, sees.shape[1], -1)
@@ -106,10 +109,10 @@ def attention_mask(sees: Tensor, before: Tensor | None, dtype: torch.dtype) -> T
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(query key^T / sqrt(D) + mask) value, each key head serving consecutive query heads.
+    """softmax(query key^T / sqrt(D) + mask) value. Each key head serves consecutive query heads.
 
-    query (B, T, heads, D); key, value (B, kv_heads, S, D); mask (B or 1, 1, T, S), None for causal with T = S. Returns
-    (B, T, heads, D)."""
+    query (B, T, heads, D); key, value (B, kv_heads, S, D); mask (B or 1, 1, T, S), or None, which is causal and needs
+    T = S. Returns (B, T, heads, D)."""
     if not query.shape[1]:  # nothing is read
         return query
     if mask is not None and query.is_cuda:  # the CUDA kernels that take a mask do not take fewer key heads
@@ -123,8 +126,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) ->
 def causal_conv_silu(x: Tensor, weight: Tensor, state: Tensor | None = None) -> Tensor:
     """Depthwise causal convolution over time, then SiLU.
 
-    x (B, T, C), any strides whose last is 1; weight (C, K); state (B or 1, K - 1, C), the inputs before x, None for
-    zeros. Returns (B, T, C), contiguous, of x's dtype."""
+    x (B, T, C), of any strides whose last is 1; weight (C, K); state (B or 1, K - 1, C), the inputs before x, or None
+    for zeros. Returns (B, T, C), contiguous, in x's dtype."""
     channels, kernel = weight.shape
     if x.is_cuda:
         from fla.modules.causal_conv1d import causal_conv1d
@@ -144,9 +147,10 @@ def causal_conv_silu(x: Tensor, weight: Tensor, state: Tensor | None = None) -> 
 
 
 def last_inputs(x: Tensor, kernel: int, state: Tensor | None = None, lengths: Tensor | None = None) -> Tensor:
-    """The last kernel - 1 inputs of each row, the state for what continues it: (B, kernel - 1, C), a copy.
+    """A copy (B, kernel - 1, C) of the last kernel - 1 inputs of each row: the state for what continues the row.
 
-    x (B, T, C) and state as for causal_conv_silu; lengths (B,) long, tokens of each row before its padding."""
+    x (B, T, C) and state are those of causal_conv_silu. lengths (B,) long: the tokens of each row before its padding.
+    """
     before = x.new_zeros(x.shape[0], kernel - 1, x.shape[2]) if state is None else state.expand(x.shape[0], -1, -1)
     if lengths is None:
         return torch.cat((before, x[:, -(kernel - 1) :]), dim=1)[:, -(kernel - 1) :].contiguous()
@@ -217,11 +221,11 @@ def gated_delta_rule(
 def delta_rule_keeping(
     tokens: tuple[Tensor, ...], state: Tensor | None, keep: int, counts: Tensor | None, kept: Sequence[int]
 ) -> tuple[Tensor, Tensor | None]:
-    """gated_delta_rule's output for all tokens, and the state after the first of them alone.
+    """gated_delta_rule's output for all tokens, and the state after the first `keep` tokens, or None if `keep` is 0.
 
-    tokens: query, key, value, decay, beta as there, (B, T, ...) each. The state wanted is that after `keep` tokens,
-    None for 0; counts (B, T) bool: those among these that change it, None for all. kept: where the rows differ in how
-    many these are and others follow, that number of each row, the largest of which is `keep`."""
+    tokens: query, key, value, decay and beta as there, (B, T, ...) each. counts (B, T) bool: the tokens that change
+    the state, or None for all. kept: the number of tokens of each row that change it, where other tokens follow them
+    and the rows differ; the largest of these is `keep`."""
     first = tuple(part[:, :keep] for part in tokens) if keep else tokens
     if counts is not None:  # a token with beta 0 and decay 0 leaves the state as it was
         factor = counts[:, :keep].unsqueeze(-1)
@@ -232,7 +236,7 @@ def delta_rule_keeping(
         if 0 < keep < length:
             output = torch.cat((output, gated_delta_rule(*(part[:, keep:] for part in tokens), state=state)[0]), dim=1)
         return output, state
-    # What follows begins at another place in each row: it is brought to the left, and its output back
+    # What follows begins at another place in each row, so it is moved to the left, and its output is moved back
     places = [(slice(start, length), slice(0, length - start)) for start in kept]
     rest = tuple(part.new_zeros(len(part), length - min(kept), *part.shape[2:]) for part in tokens)
     for row, (after, moved) in enumerate(places):
@@ -246,7 +250,7 @@ def delta_rule_keeping(
 
 
 def _inside_chunks(keys: Tensor, queries: Tensor, total: Tensor, beta: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """What each token of a chunk takes from those before it: attention, and the inverse that makes values into writes.
+    """What each token of a chunk takes from those before it: attention, and the inverse that turns values into writes.
 
     keys, queries (chunks, B * Hk, C, Dk); total (chunks, B * Hv, C), the sums of log decay from the start of the chunk;
     beta the same shape. Both results are (chunks, B * Hv, C, C), lower triangular."""
@@ -259,7 +263,7 @@ def _inside_chunks(keys: Tensor, queries: Tensor, total: Tensor, beta: Tensor, g
 
 
 def chunk_shape(length: int) -> tuple[int, int]:
-    """How many chunks of how many tokens cover a row: no more chunks than needed, and the least padding in them."""
+    """The number of chunks that cover a row, and their tokens: the fewest chunks, with the least padding in them."""
     num_chunks = max(1, -(-length // CHUNK))
     tokens = -(-length // num_chunks)
     return num_chunks, max(TILE, -(-tokens // TILE) * TILE)
@@ -268,10 +272,10 @@ def chunk_shape(length: int) -> tuple[int, int]:
 def _chunked(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, num_chunks: int, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Rows cut into chunks, chunk first: (num_chunks, B * heads, chunk, D), or without D for decay and beta.
+    """Cut rows into chunks, (num_chunks, B * heads, chunk, D), or without D for decay and beta.
 
-    Returns unit keys, unit queries over sqrt(Dk), value times beta, decay, beta, in float32 at least. Each is written
-    once, into its place; the padding of the last chunk is zero, and so changes no state."""
+    Returns unit keys, unit queries over sqrt(Dk), value times beta, decay and beta, in float32 at least. Each is
+    written once, into its place. The padding of the last chunk is zero, so it changes no state."""
     compute = torch.promote_types(value.dtype, torch.float32)
     query_scale = _inverse_norm(query, compute).mul_(key.shape[-1] ** -0.5)
     beta = beta.to(compute)
@@ -285,7 +289,7 @@ def _chunked(
 
 
 def _place(x: Tensor, scale: Tensor | None, num_chunks: int, chunk: int, dtype: torch.dtype) -> Tensor:
-    """x (B, T, H, D) times scale (B, T, H, 1), as (num_chunks, B * H, chunk, D), zeros after the end of the rows."""
+    """x (B, T, H, D) times scale (B, T, H, 1), as (num_chunks, B * H, chunk, D), with zeros after the rows' ends."""
     batch, length, heads, dim = x.shape
     placed = torch.empty(num_chunks, batch, heads, chunk, dim, dtype=dtype, device=x.device)
     for i in range(num_chunks):
@@ -338,7 +342,7 @@ def _invert_unit_lower(lower: Tensor) -> Tensor:
 def _gated_delta_rule_cuda(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, beta: Tensor, state: Tensor | None, want_state: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """flash-linear-attention's chunked kernel, of dense rows: without cu_seqlens it never reads on the host."""
+    """The chunked kernel of flash-linear-attention for dense rows. Without cu_seqlens it never reads on the host."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     if state is not None:

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by name, each read into memory of its own when asked for; knows nothing of what they mean."""
+"""Reads the tensors of a checkpoint by name, each into memory of its own. It knows nothing of what they mean."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ class _Place:
 class SafetensorsReader:
     """Several safetensors files as one mapping from tensor name to tensor.
 
-    Reads instead of mapping: what was verified cannot change afterwards, and the pages of a mapping would count as this
-    process's memory beside the tensors made of them (docs/engine.md). One tensor at a time is held here.
+    The files are read, not mapped. So what was verified cannot change afterwards, and no pages of a mapping count as
+    this process's memory beside the tensors made of them (docs/engine.md). One tensor at a time is held here.
     """
 
     def __init__(self, paths: Sequence[Path], on_read: Callable[[int], object] = lambda _: None) -> None:
-        """on_read is told of bytes as they are read. Raises `SafetensorError` for a file that is not whole."""
+        """`on_read` is called with the number of bytes of each read. Raises `SafetensorError` for a file that is not
+        whole."""
         self._on_read = on_read
         self._places: dict[str, _Place] = {}
         for path in paths:

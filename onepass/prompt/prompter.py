@@ -1,4 +1,7 @@
-"""A `Request` to prompt `Row`s: template, labels and the places where answers are read; knows nothing of the model."""
+"""This module turns a `Request` into prompt `Row`s: template, labels, and the places where answers are read.
+
+It knows nothing of the model.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from onepass.rows import PictureTokens, PlacedPicture, Read, Row
 from onepass.wire.request import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, Question, Request, picture_mark
 
 if TYPE_CHECKING:
-    from images import Picture  # a server of text only never loads it
+    from images import Picture  # A server that reads text only never loads this module.
 
-LONG_CHARS_PER_TOKEN = 16  # ordinary text has 3 to 6
-VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # what these have in common is the template's
-MAX_CUT_TOKENS = 256  # what cutting a text can add to its count
+LONG_CHARS_PER_TOKEN = 16  # Ordinary text has 3 to 6.
+VARIED_STATES = ("a", "Z", "\n", "7", "", {"key": "value"})  # The text that their prompts share is the template's.
+MAX_CUT_TOKENS = 256  # A cut can add at most this many tokens to the count of a text.
 
 
 class Prompter:
-    """Renders requests. Immutable after the start, so any thread may call `render`."""
+    """A prompter renders requests. It does not change after the start, so any thread may call `render`."""
 
     def __init__(
         self,
@@ -45,12 +48,12 @@ class Prompter:
             raise StartupError(f"--encoding {encoding}: this checkpoint does {', '.join(self.encodings)} only")
         self._tokens = ControlTokens(tokenizer)
         self._labels = Labels(tokenizer, decision)
-        self._separable = set(self.encodings)  # whose prompts are the same when the state is put in afterwards
+        self._separable = set(self.encodings)  # Their prompts are the same when the state is inserted afterwards.
         self._writer = Writer(tokenizer, decision, self._tokens.fence, self._labels.names)
         self._check_templates()
 
     def render(self, request: Request, pictures: Sequence[Picture] = ()) -> list[Row]:
-        """One row a question, or one for all; picture i is shown where the request has its mark.
+        """Return one row for each question, or one for all. Picture i is shown where the request has its mark.
 
         Raises `InvalidRequest`, `TooManyTokens` or `BadRequest`.
         """
@@ -65,7 +68,7 @@ class Prompter:
         if request.tail:
             state = _with_tail(state if state_text is None else state_text, request.tail)
             state_text = None if state_text is None else state
-        memo = Memo()  # the questions of a request share most of their text
+        memo = Memo()  # The questions of a request share most of their text.
         groups = [request.questions] if encoding == "joint" else [(question,) for question in request.questions]
         rows = []
         for group in groups:
@@ -78,12 +81,12 @@ class Prompter:
         return rows
 
     def beginnings(self) -> list[bytes]:
-        """For each encoding, the tokens (int32) that every prompt starts with, whatever is asked about what."""
+        """Return, for each encoding, the tokens (int32) with which every prompt starts, whatever the request is."""
         found = []
         for encoding in self.encodings:
             requests = (Request(state, _sample_questions("b"), encoding=encoding) for state in VARIED_STATES)
             rows = [row for request in requests for row in self.render(request)]
-            places = zip(*(row.input_ids[: row.num_shared] for row in rows), strict=False)  # up to the shortest
+            places = zip(*(row.input_ids[: row.num_shared] for row in rows), strict=False)  # The shortest row ends it.
             same = takewhile(lambda tokens: len(set(tokens)) == 1, places)
             found.append(array("i", [tokens[0] for tokens in same]).tobytes())
         return found
@@ -103,7 +106,7 @@ class Prompter:
         if num_image_tokens > limit:
             raise TooManyTokens(f"the pictures of one prompt take {num_image_tokens} tokens; the limit is {limit}")
         picture_ids = [self._picture_tokens.ids(picture) for picture in pictures] if self._picture_tokens else []
-        if len(text) > limit * LONG_CHARS_PER_TOKEN:  # do not tokenise 32 MiB to say that they are too many
+        if len(text) > limit * LONG_CHARS_PER_TOKEN:  # A text of 32 MiB is not tokenised only to be refused.
             count = len(self._tokens.encode(text[: limit * LONG_CHARS_PER_TOKEN], Memo(), 0, picture_ids).ids)
             if count > limit + MAX_CUT_TOKENS:
                 raise TooManyTokens(f"the prompt has over {count} tokens; the limit is {limit}")
@@ -115,7 +118,8 @@ class Prompter:
         return Row(input_ids, reads, min(num_shared, reads[0].positions[0]), places)
 
     def _reads(self, questions: tuple[Question, ...], marks: list[int]) -> tuple[Read, ...]:
-        """`marks` are the numbers of tokens before each sentinel; what is read is the token before it."""
+        """Return what is read for each question. `marks` holds the number of tokens before each sentinel, and the token
+        before a sentinel is read."""
         if self.decision.readout == "labels":
             return tuple(
                 Read((mark - 1,), self._labels.ids(question.type, len(question.options)))
@@ -131,7 +135,7 @@ class Prompter:
         return tuple(reads)
 
     def _check_templates(self) -> None:
-        """Every template must mark each question's answer, and write client text whole and apart.
+        """Check that every template marks each question's answer, and keeps client text complete and separate.
 
         Raises `StartupError`.
         """
@@ -160,7 +164,7 @@ def _with_tail(state: Any, tail: str) -> str:
 
 
 def _sample_questions(text: str) -> tuple[Question, ...]:
-    """One of each type, made of `text`."""
+    """Return one question of each type, made of `text`."""
     return (
         Question("a", "noul", text, ("true", "false"), (text, None)),
         Question("b", "choice", text, (text, "other"), (None, text)),
@@ -191,7 +195,7 @@ class Labels:
             self._names[kind], self._ids[kind] = names, ids
 
     def check_counts(self, questions: Iterable[Question]) -> None:
-        """Raises `InvalidRequest` for a question with more options than there are labels."""
+        """Check each question. Raises `InvalidRequest` for a question with more options than there are labels."""
         for question in questions if self._is_read else ():
             most = len(self._ids[question.type])
             if len(question.options) > most:
@@ -209,13 +213,13 @@ class Labels:
 
 
 def _letters() -> Iterable[str]:
-    """A to Z as in the library, then AA to ZZ."""
+    """Yield A to Z, as the library does, then AA to ZZ."""
     yield from string.ascii_uppercase
     yield from map("".join, product(string.ascii_uppercase, repeat=2))
 
 
 def _single_tokens(tokenizer: Any, names: Iterable[str], most: int) -> tuple[list[str], tuple[int, ...]]:
-    """Those of `names` that are one token, each token once, and their ids; `most` at the most."""
+    """Return those of `names` that are one token, and their ids: each token once, and at most `most` of them."""
     found: dict[int, str] = {}
     for name in names:
         ids = tokenizer(name, add_special_tokens=False)["input_ids"]

@@ -1,8 +1,9 @@
-"""What a checkpoint says of its decisions, and prompts written with its templates; knows nothing of tokens.
+"""This module reads what a checkpoint says about its decisions, and writes prompts with the checkpoint's templates.
 
-Rendering a template takes longer than anything else a handler thread does, while the same questions are asked of one
-state after another. So a template is rendered once for a question, with a probe where the state goes, and the state is
-put there; where a template does not allow that, which the start finds out, it is rendered for every prompt.
+It knows nothing of tokens. Rendering a template takes longer than anything else that a handler thread does, and the
+same questions are asked about many states. A template is therefore rendered once for a question, with a probe in the
+place of the state, and each state is then inserted there. The start finds out whether a template allows that. If it
+does not, it is rendered for every prompt.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ TEMPLATE_FILES = {
 MAIN_TEMPLATE = "decision_template.jinja"
 # Some chat templates print today's date. The same request must get the same answer tomorrow.
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
-MAX_KEPT_QUESTIONS, MAX_KEPT_CHARS = 1024, 8192  # 8 MB at the most, 32 of wide characters
+MAX_KEPT_QUESTIONS, MAX_KEPT_CHARS = 1024, 8192  # They take at most 8 MB, or 32 MB with wide characters.
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionFormat:
-    """What `decision.json` and the templates of a checkpoint say."""
+    """This holds what `decision.json` and the templates of a checkpoint say."""
 
-    templates: Mapping[str, str]  # encoding -> Jinja source; empty: the library's prompt in the chat template
+    # This maps an encoding to its Jinja source. If it is empty, the library's prompt is put into the chat template.
+    templates: Mapping[str, str]
     default_encoding: str
     readout: Readout
     labels: Mapping[str, list[str]]
@@ -48,7 +50,7 @@ class DecisionFormat:
 
     @classmethod
     def load(cls, folder: Path) -> DecisionFormat:
-        """Raises `StartupError` where the files contradict each other."""
+        """Read the checkpoint's files. Raises `StartupError` if a file is wrong or the files contradict each other."""
         path = folder / "decision.json"
         try:
             extra = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -74,9 +76,15 @@ class DecisionFormat:
         temperature = {kind: float(value) for kind, value in config.temperature.items()}
         return cls(templates, encoding, readout, config.labels, temperature, tuple(config.noul_options))
 
+    @classmethod
+    def of_chat(cls) -> DecisionFormat:
+        """Return the library's own prompt and settings, for a chat model that says nothing about decisions."""
+        config = DecisionConfig.from_file(None)
+        return cls({}, "per_question", "labels", config.labels, dict(config.temperature), tuple(config.noul_options))
+
 
 def _load_templates(folder: Path) -> dict[str, str]:
-    """The main template first: its encoding is the default."""
+    """Return the templates by encoding. The main template comes first, since its encoding is the default."""
     templates: dict[str, str] = {}
     for name in (MAIN_TEMPLATE, *TEMPLATE_FILES):
         path = folder / name
@@ -95,7 +103,7 @@ def _load_templates(folder: Path) -> dict[str, str]:
 
 
 class Writer:
-    """Writes the text of prompts. Immutable after the start but for what it keeps; any thread may call it."""
+    """A writer writes the text of prompts. After the start only its cache changes, and any thread may call it."""
 
     def __init__(
         self,
@@ -104,12 +112,15 @@ class Writer:
         fence: Callable[[Any], Any],
         label_names: Callable[[str, int], list[str]],
     ) -> None:
-        """`fence` marks client text, `label_names` are the labels that templates print. Raises `StartupError`."""
+        """`fence` marks client text, and `label_names` gives the labels that templates print.
+
+        Raises `StartupError` if the checkpoint has no template.
+        """
         if not decision.templates and not tokenizer.chat_template:
             raise StartupError(f"the checkpoint has neither a {MAIN_TEMPLATE} nor a chat template")
         self._decision, self._fence, self._label_names = decision, fence, label_names
         self._chat_template = tokenizer.chat_template
-        self._common = {  # what the library's apply_chat_template gives every template
+        self._common = {  # The library's apply_chat_template gives these values to every template.
             **tokenizer.special_tokens_map,
             "add_generation_prompt": True,
             "enable_thinking": False,
@@ -120,7 +131,7 @@ class Writer:
         self._kept_halves = functools.lru_cache(MAX_KEPT_QUESTIONS)(self._halves)
 
     def is_separable(self, encoding: str, questions: tuple[Question, ...]) -> bool:
-        """Whether a prompt is the same when the state is put into it afterwards."""
+        """Return whether a prompt is the same when the state is inserted afterwards."""
         for state in ("", "a", 'b "<c>\n', {"text": ["a", None]}, ["a", {"b": 1.5}]):
             fenced = self._fence(state)
             text = self.state_text(encoding, fenced)
@@ -130,7 +141,7 @@ class Writer:
         return True
 
     def state_text(self, encoding: str, state: object) -> str | None:
-        """The fenced state as the template writes it, or None if it cannot be told from the rest."""
+        """Return the fenced state as the template writes it, or None if it cannot be separated from the other text."""
         if isinstance(state, str):
             return state
         halves = self._kept_halves(encoding, (_OTHER_QUESTION["noul"],))
@@ -144,9 +155,10 @@ class Writer:
     def write(
         self, encoding: str, state: object, state_text: str | None, questions: tuple[Question, ...]
     ) -> tuple[str, int]:
-        """The prompt, fences in it, and how many of its characters the prompts of all questions about the state share.
+        """Return the prompt with its fences, and the number of its first characters that do not depend on the question.
 
-        `state_text` is the state as the template writes it, None to let it. Raises `BadRequest`.
+        `state_text` is the state as the template writes it. If it is None, the template writes the state. Raises
+        `BadRequest`.
         """
         filled = None if state_text is None else self._filled(encoding, state_text, questions)
         if filled is not None:
@@ -171,12 +183,12 @@ class Writer:
         return self._halves(encoding, questions)
 
     def _halves(self, encoding: str, questions: tuple[Question, ...]) -> tuple[str, str] | None:
-        """The prompt before and after the state."""
+        """Return the prompt before the state and after it, or None if the state does not appear exactly once."""
         parts = self.render(encoding, PROBE, questions).split(PROBE)
         return (parts[0], parts[1]) if len(parts) == 2 else None
 
     def render(self, encoding: str, state: object, questions: tuple[Question, ...]) -> str:
-        """What the template makes of the fenced `state`. Raises `BadRequest`."""
+        """Return the text that the template makes of the fenced `state` and the questions. Raises `BadRequest`."""
         inputs = [self._template_input(question) for question in questions]
         content = ""
         template = self._decision.templates.get(encoding)
@@ -192,7 +204,7 @@ class Writer:
             raise BadRequest(f"this checkpoint's template cannot write the request: {str(err)[:200]}") from err
 
     def _template_input(self, question: Question) -> dict[str, Any]:
-        """The library's form of a question. Its id is left out: the model never sees it."""
+        """Return a question in the library's form. Its id is left out, since the model never sees it."""
         options, descriptions = list(question.options), list(question.descriptions)
         if question.type == "noul":
             sides = dict(zip(question.options, question.descriptions, strict=True))
@@ -210,8 +222,10 @@ class Writer:
 
 @functools.lru_cache(maxsize=1)
 def _library_prompt() -> str:
-    """The library's own prompt. Its module brings torchvision along: 1.2 s and 160 MB that a checkpoint with templates
-    of its own does not need."""
+    """Return the library's own prompt.
+
+    Its module imports torchvision, which takes 1.2 s and 160 MB. A checkpoint with its own templates does not need it.
+    """
     from transformers.decision.template_utils import DECISION_PROMPT
 
     return str(DECISION_PROMPT)
@@ -224,7 +238,10 @@ _OTHER_QUESTION = {
 
 
 def num_shared_chars(a: str, b: str) -> int:
-    """The length of the longest common beginning, by halving: slices compare fast, characters one by one do not."""
+    """Return the length of the longest common beginning.
+
+    The search halves the range, since comparing slices is fast and comparing single characters is slow.
+    """
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -236,11 +253,11 @@ def num_shared_chars(a: str, b: str) -> int:
 
 
 def _other(questions: tuple[Question, ...]) -> Question:
-    """A question of another type, with which a prompt shares as much as with any question."""
+    """Return a question of another type. A prompt shares as much text with it as with every other question."""
     return _OTHER_QUESTION["choice" if questions[0].type == "noul" else "noul"]
 
 
 def _num_chars(question: Question) -> float:
-    """Of its texts; infinite with structured ones, which cannot be looked up."""
+    """Return the number of characters of all its texts. It is infinite if one is structured, since that is no key."""
     texts: tuple[Text | None, ...] = (question.instructions, *question.options, *question.descriptions)
     return sum(len(text or "") if text is None or isinstance(text, str) else float("inf") for text in texts)

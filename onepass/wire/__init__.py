@@ -1,1 +1,4 @@
-"""The contract: bytes to a `Request`, scores to the bytes of an answer. It knows nothing of HTTP and the model."""
+"""This package is the contract: it turns bytes into a `Request`, and scores into the bytes of an answer.
+
+It knows nothing of HTTP and of the model.
+"""

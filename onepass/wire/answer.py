@@ -1,4 +1,7 @@
-"""The option scores of a question to its answer: temperature, softmax, confidence. Pure arithmetic in doubles."""
+"""This module turns the option scores of a question into its answer: temperature, softmax, confidence.
+
+It is pure arithmetic in doubles, and knows nothing of the model and of HTTP.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Softmax of `scores` / `temperature`. Raises `ValueError` for a score that is not finite."""
+    """Return the softmax of `scores` / `temperature`. Raises `ValueError` for a score that is not finite."""
     if not all(map(math.isfinite, scores)):
         raise ValueError("a score is not finite")
     top = max(scores)
@@ -23,15 +26,15 @@ def probabilities(scores: Sequence[float], temperature: float = 1.0) -> list[flo
 
 
 def answer(question: Question, by_option: Sequence[float]) -> dict[str, Any]:
-    """The answer in the wire's form from one probability an option, in the order of `question.options`.
+    """Return the answer in the wire's form. `by_option` has one probability for each of `question.options`, in order.
 
-    Every derived number is computed from the very probabilities returned, by the formulas of the official service's
-    documentation.
+    Every derived number is computed from the same probabilities that are returned, by the formulas of the official
+    service's documentation.
     """
     named = dict(zip(question.options, by_option, strict=True))
     if question.type == "noul":
         return {"type": "noul", "noul": named["true"]}
-    best = max(range(len(by_option)), key=by_option.__getitem__)  # the first on a tie
+    best = max(range(len(by_option)), key=by_option.__getitem__)  # The first option wins a tie.
     if question.type == "choice":
         return {
             "type": "choice",
@@ -49,13 +52,16 @@ def answer(question: Question, by_option: Sequence[float]) -> dict[str, Any]:
 
 
 def choice_confidence(by_option: Sequence[float]) -> float:
-    """How far the top probability lies above chance: 0 at chance, 1 at certainty."""
+    """Return how far the top probability lies above chance. It is 0 at chance and 1 at certainty."""
     count = len(by_option)
     return 1.0 if count == 1 else max(0.0, (count * max(by_option) - 1) / (count - 1))
 
 
 def score_confidence(by_level: Sequence[float]) -> float:
-    """One minus the mean distance from the first mode, in units of a uniform answer's distance from the middle."""
+    """Return one minus the mean distance from the first mode.
+
+    The unit of that distance is the mean distance of a uniform answer from the middle.
+    """
     count = len(by_level)
     if count == 1:
         return 1.0
@@ -67,7 +73,10 @@ def score_confidence(by_level: Sequence[float]) -> float:
 def encode_response(
     *, model: str, answers: Mapping[str, Any], input_tokens: int, latency_ms: float, image_tokens: int | None = None
 ) -> bytes:
-    """The body of a 200, full floats; a number that is not JSON raises `ValueError`, so none is ever sent."""
+    """Return the body of a 200 response, with floats in full precision.
+
+    Raises `ValueError` for a number that JSON cannot hold, so that no such number is ever sent.
+    """
     usage = {"input_tokens": input_tokens, "output_tokens": 0}
     if image_tokens is not None:
         usage["image_tokens"] = image_tokens

@@ -1,7 +1,7 @@
-"""The bytes of a request body to one JSON object, strictly; knows nothing of what the object must hold.
+"""This module turns the bytes of a request body into one JSON object, strictly.
 
-Python's own JSON reader is lenient where a decision must not be: it takes NaN, lets a repeated key win silently, makes
-strings that no encoder can write and recurses with its input.
+It knows nothing of what the object must hold. Python's own JSON reader is too lenient for a decision: it accepts NaN,
+it silently keeps the last of repeated keys, it makes strings that no encoder can write, and it recurses with its input.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from onepass.errors import BadRequest, InvalidRequest
 
-MAX_DEPTH = 64  # arrays and objects inside each other, the body's own object included
-MAX_DIGITS = 4300  # CPython's own limit on converting an integer, kept where a process lifts it: the cost is quadratic
-MAX_PARTS = 64  # multipart: the request and its assets
-# The closing quote is optional: without it an unterminated string would be tried anew from each of its escapes
+MAX_DEPTH = 64  # This is the limit on nested arrays and objects. The body's own object counts too.
+# CPython has the same limit on the conversion of an integer. It holds here even if a process lifts CPython's limit,
+# since the cost is quadratic.
+MAX_DIGITS = 4300
+MAX_PARTS = 64  # A multipart body has one part for the request and parts for its assets.
+# The closing quote is optional. If it were required, an unterminated string would be tried again from each escape.
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
-# To find the place of an error: strings, which are skipped, and what may be wrong outside them
+# These two patterns find the place of an error. They match strings, which are skipped, and what may be wrong outside.
 _STRING_OR_BRACKET = re.compile(f"{_STRING.pattern}|{_BRACKET.pattern}", re.DOTALL)
 _STRING_OR_NUMBER = re.compile(
     _STRING.pattern + r"|-?(?:NaN|Infinity|(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)", re.DOTALL
@@ -32,13 +34,13 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class RepeatedKeys(dict[str, Any]):
-    """An object in which a key stood twice; `key` is the first such."""
+    """This is an object in which a key appears twice. `key` is the first such key."""
 
     key: str
 
 
 def read_json(body: bytes) -> object:
-    """Raises `InvalidRequest` for whatever is not UTF-8 JSON as the contract allows it."""
+    """Read the body as JSON. Raises `InvalidRequest` for anything but UTF-8 JSON as the contract allows it."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as err:
@@ -61,13 +63,13 @@ def read_json(body: bytes) -> object:
     except _BadToken as err:
         place = next((token.start() for token in _STRING_OR_NUMBER.finditer(text) if token[0] == err.token), 0)
         raise _invalid(text, place, str(err)) from None
-    if _SURROGATE.search(text):  # only an escape can write one: UTF-8 itself has none
+    if _SURROGATE.search(text):  # Only an escape can write a surrogate, since UTF-8 has none.
         _check_surrogates(json.loads(text, object_pairs_hook=_Pairs), ())
     return value
 
 
 class _BadToken(Exception):
-    """A number that the contract forbids. The reader that calls for it does not say where it stands."""
+    """The contract forbids a number in the body. The JSON reader does not say where the number is."""
 
     def __init__(self, token: str, msg: str) -> None:
         super().__init__(msg)
@@ -75,14 +77,15 @@ class _BadToken(Exception):
 
 
 def _invalid(text: str, place: int, msg: str) -> InvalidRequest:
-    """`place` counts characters from 0; people are told the line, where there are several, and the column."""
+    """Make the error for the character at `place`, which counts from 0. The message gives the column, and the line if
+    there are several."""
     line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
     where = f"line {line}, column {column}" if "\n" in text else f"column {column}"
     return InvalidRequest.at((place,), f"{msg} ({where})", "json_invalid")
 
 
 def _check_depth(text: str) -> None:
-    """One flat pass, before any recursion, over the brackets outside strings."""
+    """Check the depth of the brackets outside strings in one flat pass, before any recursion."""
     depth = 0
     for number, bracket in enumerate(_BRACKET.finditer(_STRING.sub("", text))):
         depth += 1 if bracket[0] in "[{" else -1
@@ -120,11 +123,11 @@ def _constant(name: str) -> float:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object with all its keys, those that stand twice too."""
+    """This is an object with all its keys, even those that appear twice."""
 
 
 def _check_surrogates(value: object, loc: tuple[str | int, ...]) -> None:
-    """Depth is bounded by `MAX_DEPTH`."""
+    """Refuse a lone surrogate in any string. `MAX_DEPTH` bounds the recursion."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -141,7 +144,10 @@ def _check_surrogates(value: object, loc: tuple[str | int, ...]) -> None:
 
 
 def read_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, bytes]]:
-    """`multipart/form-data` to the JSON in the part `request` and the other parts by name. Raises `BadRequest`."""
+    """Split `multipart/form-data` into the JSON of the part `request` and the other parts by name.
+
+    Raises `BadRequest`.
+    """
     _, options = parse_options_header(content_type.encode("latin-1", "replace"))
     boundary = options.get(b"boundary")
     if not boundary:
@@ -162,7 +168,7 @@ def read_multipart(body: bytes, content_type: str) -> tuple[bytes, dict[str, byt
 
 
 class _PartReader:
-    """Gathers the parser's callbacks into `parts`."""
+    """A part reader collects what the parser's callbacks deliver in `parts`."""
 
     def __init__(self, parts: dict[str, bytes]) -> None:
         self.parts = parts

@@ -1,6 +1,7 @@
-"""Which pictures a request carries and where its texts show them: three ways in, one inside.
+"""This module finds which pictures a request carries, and where its texts show them.
 
-`gather` finds the bytes, `place` puts a mark where a picture is shown. Knows nothing of what is in a picture.
+A picture can come in three ways, and all of them become one form. `collect_pictures` finds the bytes, and
+`mark_pictures` puts a mark where a picture is shown. The module knows nothing of what is in a picture.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A picture as it came."""
+    """A source is a picture as it came."""
 
-    field: str  # what to call it in an error
+    field: str  # An error calls the picture by this name.
     placeholder: str
     data: bytes
-    is_asset: bool  # must be shown somewhere; else a picture that nothing names goes after the state
+    is_asset: bool  # An asset must be shown somewhere. Any other picture that no text names goes after the state.
 
 
 def collect_pictures(request: Request) -> list[Source]:
-    """The request's pictures, decoded from base64. Raises `BadRequest`, which names the one at fault."""
+    """Return the request's pictures, decoded from base64. Raises `BadRequest`, which names the picture at fault."""
     num_pictures = len(request.images or ()) + len(request.assets or ())
     if num_pictures > MAX_PICTURES:
         raise BadRequest(f"a request may carry at most {MAX_PICTURES} images, not {num_pictures}")
@@ -84,7 +85,10 @@ def _asset_data(field: str, asset: object, parts: Mapping[str, bytes], unclaimed
 
 
 def decode_base64(field: str, text: str) -> bytes:
-    """Strictly, but for white space and a `data:` prefix. Raises `BadRequest`, which echoes nothing of the text."""
+    """Decode base64 strictly. Only white space and a `data:` prefix are allowed besides it.
+
+    Raises `BadRequest`, which repeats nothing of the text.
+    """
     if URL.match(text):
         raise BadRequest(f"{field} is a URL: pictures are not fetched, send their bytes in base64")
     start = 0
@@ -112,10 +116,10 @@ def _shown(name: str) -> str:
 
 
 def mark_pictures(request: Request, sources: list[Source]) -> Request:
-    """The request with a mark wherever a text names a picture, and the marks of those that nothing names in `tail`.
+    """Return the request with a mark wherever a text names a picture. `tail` holds the marks of unnamed pictures.
 
-    Longest placeholder first; only strings are searched, not the keys of objects. Raises `BadRequest` for an asset that
-    nothing names.
+    The longest placeholder is searched first. Only strings are searched, not the keys of objects. Raises `BadRequest`
+    for an asset that no text names.
     """
     marks = [(source.placeholder, picture_mark(index)) for index, source in enumerate(sources)]
     marks.sort(key=lambda mark: -len(mark[0]))
@@ -138,7 +142,7 @@ def mark_pictures(request: Request, sources: list[Source]) -> Request:
 
 
 def _mark(value: Any, marks: list[tuple[str, str]], used: set[str]) -> Any:
-    """Depth is bounded by the body's reader."""
+    """Replace placeholders in every string of `value` by marks. The reader of the body bounds the recursion."""
     if isinstance(value, str):
         for placeholder, mark in marks:
             if placeholder in value:

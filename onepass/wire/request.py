@@ -1,4 +1,7 @@
-"""A request in the form that every later step reads, and the limits of the contract. It imports nothing of ours."""
+"""This module holds a request in the form that every later step reads, and the limits of the contract.
+
+It imports nothing else from this package.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ Text = str | dict[str, Any] | list[Any]
 
 
 def picture_mark(index: int) -> str:
-    """The character that stands in a text where picture `index` of the request is shown."""
+    """Return the character that marks the place in a text where picture `index` of the request is shown."""
     return chr(FIRST_PICTURE + index)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question in the form every later step reads: named options, each with its description."""
+    """This is one question in the form that every later step reads: named options, each with its description."""
 
     id: str
     type: Literal["noul", "choice", "score"]
     instructions: Text | None
-    options: tuple[str, ...]  # labels; "0".. for a score; "true", "false" for a noul
-    descriptions: tuple[Text | None, ...]  # one an option
+    options: tuple[str, ...]  # A choice has its labels, a score has "0", "1" and so on, a noul has "true" and "false".
+    descriptions: tuple[Text | None, ...]  # Each option has one description.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Request:
     images: Mapping[str, Any] | list[Any] | None = None
     assets: Mapping[str, Any] | None = None
     parts: Mapping[str, bytes] = field(default_factory=dict)
-    tail: str = ""  # marks of pictures that no text names: they are shown after the state
+    tail: str = ""  # It holds the marks of pictures that no text names. They are shown after the state.
 
     @property
     def has_images(self) -> bool:

@@ -1,6 +1,6 @@
-"""The JSON contract: what a request must hold, as types that validate it, and how an answer is written.
+"""This module owns the JSON contract of a request, as types that validate it.
 
-One `parse_request` turns a body into a `Request`; every error names the field and what is allowed there.
+`parse_request` turns a body into a `Request`. Every error names the field, and what is allowed there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _text(value: object) -> object:
 
 
 def _sides(value: object) -> object:
-    """The noul's criteria with `yes` and `no` under their other names."""
+    """Return the noul's criteria with `yes` renamed to `true` and `no` renamed to `false`."""
     _check_unique(value)
     if not isinstance(value, dict):
         raise _must(SIDES_ALLOWED, "noul_criteria")
@@ -115,7 +115,7 @@ def _questions(value: object) -> object:
 
 
 def _question_object(value: object) -> object:
-    """What the discriminator reads the type of."""
+    """Check the object from which the discriminator reads the question's type."""
     _check_unique(value)
     if not isinstance(value, dict):
         raise _must(QUESTION_ALLOWED, "question_object")
@@ -132,7 +132,7 @@ def _has(name: str, schema: Any) -> dict[str, Any]:
 
 _TEXT_TYPES = ["string", "object", "array"]
 _NULLABLE_TEXT = {"type": [*_TEXT_TYPES, "null"]}
-_SOME_TEXT = {"type": _TEXT_TYPES, "minLength": 1, "minProperties": 1, "minItems": 1}  # each for its own type
+_SOME_TEXT = {"type": _TEXT_TYPES, "minLength": 1, "minProperties": 1, "minItems": 1}  # Each type has its own minimum.
 _SOME_SIDE = {"type": "object", "anyOf": [_has(name, _SOME_TEXT) for name in NOUL_ALIASES]}
 TextField = Annotated[Any, AfterValidator(_text), _schema(type=_TEXT_TYPES)]
 Sides = Annotated[
@@ -236,7 +236,7 @@ class Body(_Model):
 
 
 _BODY = TypeAdapter(Body)
-_ALLOWED = {  # what pydantic's own errors do not say
+_ALLOWED = {  # These texts say what pydantic's own errors do not say.
     ("state",): TEXT_ALLOWED,
     ("questions",): QUESTIONS_ALLOWED,
     ("model",): "a string",
@@ -247,7 +247,7 @@ _ALLOWED = {  # what pydantic's own errors do not say
 
 
 def parse_request(body: bytes, content_type: str = "application/json") -> Request:
-    """`body` is decompressed. Raises `InvalidRequest`, or `BadRequest` for broken multipart."""
+    """Turn a decompressed `body` into a request. Raises `InvalidRequest`, or `BadRequest` for broken multipart."""
     parts: dict[str, bytes] = {}
     if content_type.lstrip()[:19].lower() == "multipart/form-data":
         body, parts = read_multipart(body, content_type)
@@ -272,7 +272,7 @@ def parse_request(body: bytes, content_type: str = "application/json") -> Reques
 
 
 def _explain(item: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str, str]:
-    """A pydantic error as (location, message, type), the message saying what is allowed."""
+    """Return a pydantic error as (location, message, type). The message says what is allowed."""
     loc, kind = tuple(item["loc"]), item["type"]
     if kind == "question_type":
         loc = (*loc, "type")

@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pictures": ("bench/pictures.py --depth 1 --width 64 --rounds 1", r"the picture and the text kept"),
     "settings": ("bench/settings.py --rounds 1", r"max_batch_rows=64"),
     "starts": ("bench/starts.py --starts 1 --busy 1", r"\| 1 busy processes \| .*dtype float32"),
+    "startup": ("bench/startup.py", r"\| warm-up \|"),
     "soak": ("bench/soak.py --minutes 0.1 --clients 2", r"nothing leaked, every count agrees"),
     "serve": ("bench/serve.py --peer {peer} --model {labels} --rounds 1 --seconds 0.3 --clients 1", r"\| 500 \|"),
     "evaluate": ("train/evaluate.py model tests/bench/rows.jsonl --limit 4", r"choice"),

@@ -255,7 +255,7 @@ def doctor(tool: Tool, *flags: str) -> dict[str, dict[str, str]]:
 def test_a_sound_machine_gets_a_clean_bill(tool: Tool) -> None:
     checks = doctor(tool, "--port", "0", "--device", "cpu")
     assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(
-        ("python", "packages", "settings", "port 0", "key", "open files", "device", "dtype", "checkpoint", "memory", "answer"),
+        ("python", "packages", "settings", "port 0", "key", "open files", "device", "checkpoint", "family", "dtype", "memory", "answer"),
         "ok",
     )  # fmt: skip
     assert re.search(r"\d+ files are as its manifest says", checks["checkpoint"]["found"])

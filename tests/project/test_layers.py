@@ -22,6 +22,7 @@ MAY_NOT_IMPORT = {
     "wire": {"prompt", "families", "forward", "edge", "cli", "scale", "engine", "batcher", "decider", "loading"},
     "prompt": {"families", "forward", "edge", "cli", "scale", "engine", "batcher", "decider", "loading"},
     "forward": {"edge", "cli", "scale", "engine", "batcher", "decider", "loading"},
+    "families": {"forward", "edge", "cli", "scale", "engine", "batcher", "decider", "loading"},
     "edge": {"prompt", "families", "forward", "engine", "batcher", "images", "loading", "cli", "scale"},
     "engine": {"edge", "cli", "scale", "batcher", "decider", "loading"},
     "batcher": {"wire", "prompt", "families", "forward", "edge", "cli", "scale", "engine", "decider", "loading"},

@@ -17,14 +17,17 @@ from tests.support.checkpoints import STARTER
 sys.path.insert(0, str(ROOT / "train"))
 
 from banks import NEUTRAL
+from batches import Batcher
 from check import largest_differences
-from data import Row, parse_row
+from data import Row, Segments, number_rows, parse_row
 from evaluate import Asked, brier, calibration_error, read_answer, reliability_svg, wilson
 from generate import FAMILIES, Maker, crowded, generate
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
-from wiring import free_entries, signal_table, wire
+from wiring import free_entries, is_boundary, signal_table, wire
 
 from model import PointerModel, build_config
+from train import distance
 
 ROWS = [
     Row("a", "First sentence here. And a second, longer one!\nA third line", "choice", "Which is it?",
@@ -71,6 +74,35 @@ def test_only_what_is_not_wired_is_free(wired: PointerModel) -> None:
     assert not embedding[:, -signals.shape[1] :].any()
     assert embedding[100:, : -signals.shape[1]].all()
     assert "model.norm.weight" not in free  # nothing of it is wired
+
+
+def test_the_loss_of_a_teacher_s_probabilities_is_their_cross_entropy() -> None:
+    """Where a row has fewer options than its batch, its scores are -inf; neither the loss nor its gradient is nan."""
+    scores = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.1, -torch.inf]], requires_grad=True)
+    targets = torch.tensor([[0.2, 0.5, 0.3], [0.9, 0.1, 0.0]])
+    with torch.enable_grad():
+        loss = distance(scores, targets)
+        loss.backward()
+    first = torch.nn.functional.cross_entropy(scores[:1], targets[:1])
+    second = torch.nn.functional.cross_entropy(scores[1:, :2], targets[1:, :2])
+    torch.testing.assert_close(loss, (first + second) / 2)
+    torch.testing.assert_close(scores.grad[0], (scores[0].softmax(-1) - targets[0]) / 2)
+    assert scores.grad[1, 2] == 0
+
+
+def test_a_batch_carries_the_teacher_s_probabilities_and_the_right_answers() -> None:
+    raw = raw_rows()[:2]
+    raw[0] |= {"probabilities": [0.5, 1.0, 0.5]}
+    tokenizer = AutoTokenizer.from_pretrained(STARTER)
+    segments = Segments(Tokenizer.from_file(str(STARTER / "tokenizer.json")))
+    rows = number_rows([parse_row(one) for one in raw], segments)
+    batch = Batcher(rows, segments, is_boundary(tokenizer).numpy()).batch(np.array([1, 0]))
+    torch.testing.assert_close(batch.targets, torch.tensor([[0.0, 1.0, 0.0], [0.25, 0.5, 0.25]]))
+
+
+def test_probabilities_for_other_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 probabilities for 3 options"):
+        parse_row(raw_rows()[0] | {"probabilities": [0.5, 0.5]})
 
 
 def raw_rows() -> list[dict[str, Any]]:
