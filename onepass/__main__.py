@@ -1,4 +1,4 @@
-"""The command line beside the server: `ask`, `batch`, `doctor` and `bench`, in process, over `onepass/decider.py`.
+"""The command line beside the server: `ask`, `batch`, `evaluate`, `doctor` and `bench`, over `onepass/decider.py`.
 
 It reads the command line and says what went wrong. The work of each command is in a file of `onepass/cli/`, which is
 imported when it is called for: `doctor` must run where nothing is installed yet.
@@ -77,6 +77,7 @@ def make_parser() -> Parser:
     for name, add, run, text in (
         ("ask", add_ask, ask, "ask questions about one state"),
         ("batch", add_batch, batch, "answer a file of requests, a line each (JSON Lines)"),
+        ("evaluate", add_evaluate, evaluate, "say how good the answers to labelled rows are"),
         ("doctor", add_doctor, doctor, "check what the server needs and say what to do"),
         ("bench", add_bench, bench, "measure this machine"),
     ):
@@ -135,6 +136,26 @@ def add_batch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--unordered", action="store_true", help="write answers as they come, not in the lines' order")
 
 
+def add_evaluate(command: argparse.ArgumentParser) -> None:
+    command.add_argument("rows", help="labelled rows, JSON Lines: a request a line with its right `answers`")
+    command.add_argument("--url", help="ask the server there (its key from ONEPASS_API_KEY) and load no model")
+    command.add_argument("--against", metavar="URL", help="ask this server too, and say how the accuracy differs")
+    command.add_argument("--orders", type=int, choices=range(1, 9), default=1, help="ask each choice in so many orders")
+    command.add_argument("--answers", metavar="FILE", help="keep the answers there; one that exists is continued")
+    command.add_argument("--report", metavar="FILE", help="write a report, HTML")
+    command.add_argument("--json", action="store_true", help="print JSON; the default where the output is no terminal")
+    command.add_argument("--min-accuracy", type=share, metavar="SHARE", help="exit with 1 if the accuracy is below")
+    command.add_argument("--max-ece", type=share, metavar="SHARE", help="exit with 1 if the calibration error is above")
+
+
+def share(text: str) -> float:
+    """argparse's type of a share of the rows."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {text}")
+    return value
+
+
 def add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-load", dest="load", action="store_false", help="do not load the model and ask it")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -184,6 +205,22 @@ def batch(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
     if report.is_interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILURE if report.num_bad or report.stopped_by else 0
+
+
+def evaluate(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:
+    from onepass.cli import evaluate as tool_evaluate
+    from onepass.cli.batch import make_seed
+
+    rows = tool_evaluate.read_rows(arguments.rows)
+    if arguments.url:
+        run = tool_evaluate.run(arguments, rows, tool_evaluate.server_at(arguments.url, os.environ), arguments.url)
+    else:
+        with open_decider(settings(arguments)) as decider:
+            target = make_seed(decider, None).hex()  # another checkpoint is asked anew
+            run = tool_evaluate.run(arguments, rows, decider.decide, decider.model_name, target)
+    for reason in (*rows.bad, *run):
+        complain(reason)
+    return EXIT_FAILURE if rows.bad or run else 0
 
 
 def doctor(arguments: argparse.Namespace, open_decider: OpenDecider) -> int:

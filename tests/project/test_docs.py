@@ -17,6 +17,7 @@ from onepass import __main__ as onepass
 from onepass.cli import batch as tool_batch
 from onepass.config import Config, _flags, flag_name
 from onepass.decider import Decider
+from onepass.decisions.labelled import read_row
 from onepass.wire.schema import parse_request
 from server import ROUTES
 from tests.project.test_deploy import VARIABLES
@@ -185,6 +186,9 @@ def test_data_is_what_it_is_said_to_be(page: Path) -> None:
             parse_request(text.encode())
     for _, text in blocks(page, "jsonl"):
         lines = [line.encode() for line in text.splitlines()]
+        if all(b'"answer' in line for line in lines):  # labelled
+            assert all(read_row(number, line).labels for number, line in enumerate(lines, start=1))
+            continue
         has_questions = all(b'"questions"' in line for line in lines)
         questions = None if has_questions else b'{"q": {"type": "noul", "instructions": "?"}}'
         for line in lines:
@@ -232,7 +236,7 @@ def test_the_tools_page_runs_as_it_stands(
             words = [word if word != "30" else "0" for word in words[3:]]  # bench need not take its time here
             assert tool(*words) == 0, tool.err
             ran.append(words[0])
-    assert ran == ["ask", "ask", "batch", "batch", "doctor", "bench"]
+    assert ran == ["ask", "ask", "batch", "batch", "evaluate", "doctor", "bench"]
     assert [answer["id"] for answer in map(json.loads, Path("answers.jsonl").read_text().splitlines())] == ["a1", "a2"]
     decided = [json.loads(line) for line in Path("decided.jsonl").read_text().splitlines()]
     assert [(answer["line"], answer.get("id")) for answer in decided] == [(1, 17), (2, None)]

@@ -27,6 +27,7 @@ MAY_NOT_IMPORT = {
     "engine": {"edge", "cli", "scale", "batcher", "decider", "loading"},
     "batcher": {"wire", "prompt", "families", "forward", "edge", "cli", "scale", "engine", "decider", "loading"},
     "images": {"wire", "prompt", "families", "forward", "edge", "cli", "scale", "engine", "batcher", "decider"},
+    "decisions": {"prompt", "families", "forward", "edge", "cli", "scale", "engine", "batcher", "decider", "loading"},
     "": {"edge", "cli", "scale"},
 }
 PROGRAMS = {"server", "cli", "scale"}
