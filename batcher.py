@@ -91,9 +91,9 @@ class Batcher:
         keys = [row.key for row in rows]
         with self._changed:
             if self._is_dead:
-                raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+                raise WorkerDead
             if self._is_draining:
-                raise ShuttingDown("the server is shutting down", retry_after_s=1)
+                raise ShuttingDown
             kept = self._find_kept(keys)
             has_all = len(kept) == len(set(keys))
             if has_all:
@@ -297,14 +297,14 @@ class Batcher:
             is_empty = self._changed.wait_for(
                 lambda: self._is_dead or not (self._queue.num_rows or self._running), timeout_s
             )
-            self._fail_all(ShuttingDown("the server is shutting down", retry_after_s=1))
+            self._fail_all(ShuttingDown())
         return is_empty
 
     def die(self) -> None:
         """Fail all that waits and admit nothing more, since the worker is gone."""
         with self._changed:
             self._is_dead = True
-            self._fail_all(WorkerDead("the model's worker has stopped", retry_after_s=5))
+            self._fail_all(WorkerDead())
             self._changed.notify_all()
 
     def _fail_all(self, error: ApiError) -> None:

@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 MODEL_ALIAS = "jev-latest"  # the official clients' default name
-LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 KEPT_TOKENS = 1 << 19  # of rows whose results are kept: 10,000 short ones, 20 MB or so
@@ -235,7 +234,7 @@ class Decider:
         try:
             results = ticket.future.result()
         except CancelledError:
-            raise DeadlineExceeded("the request was given up", retry_after_s=1) from None
+            raise DeadlineExceeded("the request was given up") from None
         assert self._loaded is not None
         resolved = time.monotonic()
         decision = self._loaded.prompter.decision
@@ -283,11 +282,11 @@ class Decider:
     def why_not_ready(self) -> ApiError | None:
         """Why a request sent now would not be answered."""
         if self.dead.is_set():
-            return WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+            return WorkerDead()
         if self._is_draining:
-            return ShuttingDown("the server is shutting down", retry_after_s=1)
+            return ShuttingDown()
         if not self.ready.is_set():
-            return Loading("the model is loading", retry_after_s=LOADING_RETRY_S)
+            return Loading()
         return None
 
     def drain(self, timeout_s: float) -> bool:

@@ -26,15 +26,16 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from onepass.errors import ClientLeft, DeadlineExceeded
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # of a decision, in the order they happen
 BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)  # fmt: skip
 TOTAL = "total"
 NONE = "-"  # no error, no client id
-CLIENT_LEFT = "client_left"  # the error of a request whose client did not wait for the answer
 OTHER = "other"  # a route or a method that is none of ours: what clients make up must not make new series
 # What becomes of a request's rows, by its error; any other error: failed
-OUTCOMES = {NONE: "answered", CLIENT_LEFT: "cancelled", "deadline_exceeded": "expired"}
+OUTCOMES = {NONE: "answered", ClientLeft.error_type: "cancelled", DeadlineExceeded.error_type: "expired"}
 GAUGES = {  # fact -> (metric, help)
     "ready": ("onepass_ready", "1 if a request sent now would be answered."),
     "open_connections": ("onepass_connections", "Open client connections."),
@@ -76,6 +77,7 @@ class Record:
     num_rows: int = 0
     num_tokens: int = 0
     error: str = NONE
+    is_probe: bool = False  # such requests come every few seconds for ever, so they are logged with --verbose only
     stages_ms: dict[str, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, object]:
