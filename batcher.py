@@ -15,6 +15,7 @@ from typing import Any
 from onepass.cache import LruCache
 from onepass.errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
 from onepass.row_queue import GIANT_ROWS, QueuedRow, RowLike, RowQueue, Ticket, too_late
+from onepass.status import QueueStatus
 
 logger = logging.getLogger(__name__)
 
@@ -153,18 +154,18 @@ class Batcher:
                 return Overloaded(said, retry_after_s=MAX_RETRY_AFTER_S)
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> QueueStatus:
         """The queue's part of `/health`. The age of the worker's beat is 0 while it has nothing to do."""
         is_busy = self._running or self._queue.num_rows
-        return {
-            "queued_rows": self._queue.num_rows,
-            "batches": self.num_batches,
-            "rows": self.num_rows,
-            "batch_rows": list(self.batch_rows),
-            "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
-            "repeated_rows": self.num_repeated_rows,
-            "tokens_repeated": self.num_repeated_tokens,
-        }
+        return QueueStatus(
+            queued_rows=self._queue.num_rows,
+            batches=self.num_batches,
+            rows=self.num_rows,
+            batch_rows=list(self.batch_rows),
+            worker_beat_age_s=round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
+            repeated_rows=self.num_repeated_rows,
+            tokens_repeated=self.num_repeated_tokens,
+        )
 
     def _retry_after_s(self, wait_s: float | None = None) -> int:
         """`wait_s` is the time until there is room; without it, the time until all that waits has run."""

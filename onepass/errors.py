@@ -63,7 +63,9 @@ class ClientLeft(ApiError):
     """The client closed its side of the connection before the answer. A client that still reads gets a usage error."""
 
     status, error_type = 400, "client_left"  # the name for the log and the metrics
-    default_message = "the client closed its side of the connection before the answer"
+
+    def __init__(self) -> None:
+        super().__init__("the client closed its side of the connection before the answer")
 
     def detail(self) -> object:
         return {"error_type": BadRequest.error_type, "message": self.message}

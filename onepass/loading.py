@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from onepass.checkpoint import Checkpoint, check_unchanged, find_checkpoint, set_hub_environment, verify
 from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
+from onepass.status import EngineStatus
 from onepass.wire import pictures
 from onepass.wire.request import Question, Request
 
@@ -52,7 +53,7 @@ class EngineLike(Protocol):
 
     def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
 
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> EngineStatus: ...
 
     def keep_beginning(self, ids: bytes) -> bool: ...
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import urlsplit
 
 from onepass.config import Config
@@ -23,6 +22,7 @@ from onepass.edge.listener import InFlight, Listener
 from onepass.edge.metrics import NONE, OTHER, Metrics
 from onepass.edge.stream import Disconnected, Stream
 from onepass.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, ShuttingDown
+from onepass.status import ServerStatus
 
 logger = logging.getLogger("server")
 
@@ -192,7 +192,7 @@ class HttpServer(Listener):
         self.decider = decider
         self.routes = routes
         self.access = Access(config)
-        self.metrics = Metrics(self.read_facts)
+        self.metrics = Metrics(self.read_status)
         self.idle_timeout_s = config.idle_timeout_s
         self.requests = InFlight()  # from a request's first byte to the end of its answer
         self.streams: set[Stream] = set()  # of open connections
@@ -208,13 +208,11 @@ class HttpServer(Listener):
         for stream in self.streams.copy():
             stream.stop_receiving(ShuttingDown())
 
-    def read_facts(self) -> dict[str, Any]:
-        """What `/health` says, and what the listener knows."""
-        error, facts = self.decider.health()
-        return {
-            **facts,
-            "ready": error is None,
-            "open_connections": self.connections.value,
-            "refused_connections": self.num_refused,
-            "threads_alive": threading.active_count(),
-        }
+    def read_status(self) -> ServerStatus:
+        """What the decider and the listener know of themselves now."""
+        return ServerStatus(
+            decider=self.decider.status(),
+            open_connections=self.connections.value,
+            refused_connections=self.num_refused,
+            threads_alive=threading.active_count(),
+        )

@@ -55,10 +55,11 @@ def list_models(exchange: Exchange) -> Reply:
 
 
 def check_ready(exchange: Exchange) -> Reply:
-    error, document = exchange.decider.health()
-    if error is None:
-        return as_json(document)
-    return as_json({**document, "detail": error.detail()}, error.status, error.headers())
+    status = exchange.decider.status()
+    if status.error is None:
+        return as_json(status.document())
+    document = {**status.document(), "detail": status.error.detail()}
+    return as_json(document, status.error.status, status.error.headers())
 
 
 def check_alive(exchange: Exchange) -> Reply:
