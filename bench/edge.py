@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     from onepass.config import Config
     from onepass.loading import Loaded
+    from onepass.status import EngineStatus
 
 CONNECTIONS = (1, 16, 64)
 STATE = (
@@ -84,6 +85,8 @@ class FakeEngine:
         return [[[float(place) for place in range(count)] for count in option_counts(row)] for row in rows]
 
     def describe(self) -> EngineStatus:
+        from onepass.status import EngineStatus
+
         return EngineStatus(
             backend="fake",
             device="none",

@@ -29,6 +29,12 @@ NEIGHBOURS = ("engine", "batcher", "images")
 FOLDER = Path(__file__).resolve().parent.parent
 
 
+def find_shipped(name: str) -> Path:
+    """A file or folder that is shipped with us: inside this package once it is installed, beside it in a checkout."""
+    inside = FOLDER / "onepass" / name
+    return inside if inside.exists() else FOLDER / name
+
+
 def check_neighbours() -> None:
     """Raise `ImportError` if another module would be imported in place of one that lies beside this package."""
     for name in NEIGHBOURS:

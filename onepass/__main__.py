@@ -264,7 +264,12 @@ def main(argv: Sequence[str], open_decider: OpenDecider = load_decider) -> int:
         return EXIT_FAILURE
 
 
-if __name__ == "__main__":
+def run_as_program() -> None:
+    """The console script `onepass`, and `python -m onepass`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exit_code = main(sys.argv[1:])
     os._exit(exit_code)  # a worker still inside a C++ call would abort the interpreter's own way out
+
+
+if __name__ == "__main__":
+    run_as_program()

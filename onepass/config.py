@@ -11,9 +11,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from onepass import find_shipped
 from onepass.errors import StartupError
 
-STARTER_MODEL = Path(__file__).resolve().parent.parent / "model"
+STARTER_MODEL = find_shipped("model")
 ENVIRONMENT_PREFIX = "ONEPASS_"
 API_KEY_VARIABLE = "ONEPASS_API_KEY"
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s,]+")

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from onepass import find_shipped
 from onepass.config import SERVICE_LINK, Config
 from onepass.errors import StartupError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from onepass.checkpoint import Checkpoint
     from onepass.decider import Decider
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 INSTALL = "python -m pip install -r {}"
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 LIBRARIES_BYTES = 760 << 20  # resident with the starter loaded (762 MiB, torch 2.14 on a CPU), most of it libraries
@@ -98,7 +98,7 @@ def check_packages(file: str) -> list[Check]:
     """One check for what is as it must be, and one for each package that is not."""
     install = INSTALL.format(file)
     checks, num_right = [], 0
-    for name, wanted in read_requirements(ROOT / file):
+    for name, wanted in read_requirements(find_shipped(file)):
         try:
             found = version(name)
         except PackageNotFoundError:

@@ -390,7 +390,7 @@ def test_kernels_that_do_not_import_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_packages_that_are_missing_or_others_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(tool_doctor, "find_shipped", lambda name: tmp_path / name)
     (tmp_path / "r.txt").write_text(
         '# why\n-r other.txt\nnever-heard-of==1.0\ntorch==1.0\npytest[x]==2;python_version<"3.0"\n'
     )

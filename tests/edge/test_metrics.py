@@ -6,7 +6,6 @@ import json
 import re
 import socket
 from collections import Counter
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families

@@ -33,6 +33,7 @@ class Server:
         cwd: Path = ROOT,
     ) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ONEPASS_")}
+        clean["ONEPASS_DTYPE"] = os.environ.get("ONEPASS_DTYPE", "auto")
         self.process = subprocess.Popen(
             [sys.executable, *command, *flags],
             cwd=cwd,

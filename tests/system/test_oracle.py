@@ -17,8 +17,9 @@ from onepass.decider import Decider
 from onepass.loading import load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
+from tests.support.numbers import DTYPE, PROBABILITY_TOLERANCE, in_dtype
 
-TOLERANCE = 1e-4  # in probability, float32 on both sides; 2e-7 is what is seen
+SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}[DTYPE]
 REQUESTS: dict[str, dict[str, Any]] = {
     "plain": {
         "state": "I was charged twice for my March invoice and nobody answers.",
@@ -58,7 +59,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def deciders(chat_checkpoint: Path, labels_checkpoint: Path) -> dict[str, Any]:
     return {
-        str(folder): load(Config(model=str(folder), backend="fast"))
+        str(folder): load(in_dtype(Config(model=str(folder), backend="fast")))
         for folder in (chat_checkpoint, labels_checkpoint, STARTER)
     }
 
@@ -79,7 +80,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         for key in theirs:
             assert_same(ours[key], theirs[key])
     elif isinstance(theirs, float):
-        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+        assert ours == pytest.approx(theirs, abs=PROBABILITY_TOLERANCE)
     else:
         assert ours == theirs
 
@@ -118,5 +119,5 @@ def test_the_pointer_is_read_as_a_plain_reference_reads_it(encoding: str, decide
             expected = [
                 float((head["key.weight"] @ hidden[place]) @ query) / len(query) ** 0.5 for place in read.positions[:-1]
             ]
-            assert read_scores == pytest.approx(expected, abs=1e-4)
+            assert read_scores == pytest.approx(expected, abs=SCORE_TOLERANCE)
             assert max(expected) - min(expected) > 1e-3
