@@ -16,6 +16,7 @@ from typing import Any
 from onepass.cache import LruCache
 from onepass.errors import ApiError, InternalError, Overloaded, ShuttingDown, WorkerDead
 from onepass.row_queue import GIANT_ROWS, QueuedRow, RowLike, RowQueue, Ticket, too_late
+from onepass.status import QueueStatus
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,9 @@ class Batcher:
         keys = [row.key for row in rows]
         with self._changed:
             if self._is_dead:
-                raise WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+                raise WorkerDead
             if self._is_draining:
-                raise ShuttingDown("the server is shutting down", retry_after_s=1)
+                raise ShuttingDown
             kept = self._find_kept(keys)
             has_all = len(kept) == len(set(keys))
             if has_all:
@@ -159,18 +160,18 @@ class Batcher:
                 return Overloaded(said, retry_after_s=MAX_RETRY_AFTER_S)
         return None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> QueueStatus:
         """The queue's part of `/health`. The age of the worker's beat is 0 while it has nothing to do."""
         is_busy = self._running or self._queue.num_rows
-        return {
-            "queued_rows": self._queue.num_rows,
-            "batches": self.num_batches,
-            "rows": self.num_rows,
-            "batch_rows": list(self.batch_rows),
-            "worker_beat_age_s": round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
-            "repeated_rows": self.num_repeated_rows,
-            "tokens_repeated": self.num_repeated_tokens,
-        }
+        return QueueStatus(
+            queued_rows=self._queue.num_rows,
+            batches=self.num_batches,
+            rows=self.num_rows,
+            batch_rows=list(self.batch_rows),
+            worker_beat_age_s=round(time.monotonic() - self.beat_at, 3) if is_busy else 0.0,
+            repeated_rows=self.num_repeated_rows,
+            tokens_repeated=self.num_repeated_tokens,
+        )
 
     def _retry_after_s(self, wait_s: float | None = None) -> int:
         """Return the seconds after which a client should try again.
@@ -309,14 +310,14 @@ class Batcher:
             is_empty = self._changed.wait_for(
                 lambda: self._is_dead or not (self._queue.num_rows or self._running), timeout_s
             )
-            self._fail_all(ShuttingDown("the server is shutting down", retry_after_s=1))
+            self._fail_all(ShuttingDown())
         return is_empty
 
     def die(self) -> None:
         """Fail all waiting requests and admit no more, since the worker has stopped."""
         with self._changed:
             self._is_dead = True
-            self._fail_all(WorkerDead("the model's worker has stopped", retry_after_s=5))
+            self._fail_all(WorkerDead())
             self._changed.notify_all()
 
     def _fail_all(self, error: ApiError) -> None:

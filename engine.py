@@ -30,6 +30,7 @@ from onepass.forward.load import choose_device, load_model
 from onepass.forward.plan import Kept, Pass, Planner
 from onepass.forward.prefix import Prefix
 from onepass.rows import Readout, Row
+from onepass.status import EngineStatus
 
 logger = logging.getLogger(__name__)
 
@@ -99,28 +100,28 @@ class Engine:
         found = (self._backend.graphs, self.tower.graphs if self.tower else None)
         return [graphs for graphs in found if graphs is not None]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> EngineStatus:
         """The engine's part of `/health`."""
         graphs = self._backend.graphs
-        return {
-            "backend": self._backend.name,
-            "device": str(self.device),
-            "dtype": str(self.dtype).removeprefix("torch."),
-            "kernels": "torch" if self.device.type == "cpu" else "flash-linear-attention",
-            "threads": self._threads.most,
-            "tuning": self._choice.reasons,
-            "launch_tokens": self._planner.cost.launch,
-            "shares_state": self._planner.shares,
-            "batch_invariant": self._planner.limits.max_rows == 1,
-            "state_cache_bytes": self._states.cost,
-            "state_cache_hits": self._states.hits,
-            "state_cache_misses": self._states.misses,
-            "tokens_computed": self.tokens.computed,
-            "tokens_reused": self.tokens.reused,
-            "tokens_padded": self.tokens.padded,
-            "graphs": graphs.describe() if graphs else None,
-            **(self.tower.describe() if self.tower else {}),
-        }
+        return EngineStatus(
+            backend=self._backend.name,
+            device=str(self.device),
+            dtype=str(self.dtype).removeprefix("torch."),
+            kernels="torch" if self.device.type == "cpu" else "flash-linear-attention",
+            threads=self._threads.most,
+            tuning=self._choice.reasons,
+            launch_tokens=self._planner.cost.launch,
+            shares_state=self._planner.shares,
+            batch_invariant=self._planner.limits.max_rows == 1,
+            state_cache_bytes=self._states.cost,
+            state_cache_hits=self._states.hits,
+            state_cache_misses=self._states.misses,
+            tokens_computed=self.tokens.computed,
+            tokens_reused=self.tokens.reused,
+            tokens_padded=self.tokens.padded,
+            graphs=graphs.describe() if graphs else None,
+            tower=self.tower.describe() if self.tower else None,
+        )
 
     def reset_counts(self) -> None:
         """Count from zero; what is kept stays."""

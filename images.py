@@ -199,7 +199,7 @@ class PictureReader:
         try:
             return [jobs[data].result(_seconds_until(deadline)) for _, data in sources]
         except FutureTimeoutError:
-            raise DeadlineExceeded("the pictures waited too long to be read", retry_after_s=1) from None
+            raise DeadlineExceeded("the pictures waited too long to be read") from None
         finally:
             for job in jobs.values():
                 job.cancel()

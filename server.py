@@ -27,11 +27,11 @@ EXIT_CONFIGURATION, EXIT_FAILURE = 2, 1
 
 def announce(server: HttpServer) -> None:
     server.decider.ready.wait()
-    facts = server.decider.health()[1]
+    facts = server.decider.status().document()
     said = " ".join(
         f"{key}={facts.get(key)}" for key in ("backend", "device", "dtype", "kernels", "encoding", "revision")
     )
-    logger.info("serving %s at %s: %s", facts.get("model"), server.url, said)
+    logger.info("serving %s at %s: %s", facts["model"], server.url, said)
 
 
 def warn_if_open(config: Config, url: str) -> None:

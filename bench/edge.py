@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 if TYPE_CHECKING:
     from onepass.config import Config
     from onepass.loading import Loaded
+    from onepass.status import EngineStatus
 
 CONNECTIONS = (1, 16, 64)
 STATE = (
@@ -83,8 +84,27 @@ class FakeEngine:
     def forward(self, rows: list[Any]) -> list[list[list[float]]]:
         return [[[float(place) for place in range(count)] for count in option_counts(row)] for row in rows]
 
-    def describe(self) -> dict[str, Any]:
-        return {"backend": "fake", "device": "none", "dtype": "none", "kernels": "none"}
+    def describe(self) -> EngineStatus:
+        from onepass.status import EngineStatus
+
+        return EngineStatus(
+            backend="fake",
+            device="none",
+            dtype="none",
+            kernels="none",
+            threads=1,
+            tuning={},
+            launch_tokens=0,
+            shares_state=False,
+            batch_invariant=False,
+            state_cache_bytes=0,
+            state_cache_hits=0,
+            state_cache_misses=0,
+            tokens_computed=0,
+            tokens_reused=0,
+            tokens_padded=0,
+            graphs=None,
+        )
 
     def keep_beginning(self, ids: bytes) -> bool:
         return False

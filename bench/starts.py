@@ -29,7 +29,7 @@ from onepass.config import Config
 from onepass.loading import load, warm_up
 loaded = load(Config(model=sys.argv[1]) if sys.argv[1] else Config())
 warm_up(loaded)
-facts = loaded.engine.describe()
+facts = loaded.engine.describe().document()
 names = {name: reason.split(":")[0] for name, reason in facts["tuning"].items()}
 print(json.dumps({**names, "dtype": facts["dtype"], "launch_tokens": facts["launch_tokens"]}))
 """

@@ -13,15 +13,12 @@ import json
 import logging
 import math
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +36,7 @@ from onepass.errors import (
 )
 from onepass.loading import Loaded, is_finite, load, read_pictures, warm_up
 from onepass.row_queue import Ticket
+from onepass.status import ModelStatus, Status
 from onepass.wire import answer
 from onepass.wire.answer import encode_response
 from onepass.wire.request import Request
@@ -50,13 +48,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
 MODEL_ALIAS = "jev-latest"  # the official clients' default name
-LOADING_RETRY_S = 2
 # JSON of nothing but brackets takes 50 times its size to read: few such at a time
 LARGE_BODY_BYTES, MAX_LARGE_BODIES = 1 << 20, 2
 KEPT_TOKENS = 1 << 19  # of rows whose results are kept: 10,000 short ones, 20 MB or so
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "pydantic", "numpy")
 LIMITS = (
     "max_batch_rows",
     "max_batch_tokens",
@@ -239,7 +234,7 @@ class Decider:
         try:
             results = ticket.future.result()
         except CancelledError:
-            raise DeadlineExceeded("the request was given up", retry_after_s=1) from None
+            raise DeadlineExceeded("the request was given up") from None
         assert self._loaded is not None
         resolved = time.monotonic()
         decision = self._loaded.prompter.decision
@@ -287,11 +282,11 @@ class Decider:
     def why_not_ready(self) -> ApiError | None:
         """Why a request sent now would not be answered."""
         if self.dead.is_set():
-            return WorkerDead("the model's worker has stopped; the server must be restarted", retry_after_s=5)
+            return WorkerDead()
         if self._is_draining:
-            return ShuttingDown("the server is shutting down", retry_after_s=1)
+            return ShuttingDown()
         if not self.ready.is_set():
-            return Loading("the model is loading", retry_after_s=LOADING_RETRY_S)
+            return Loading()
         return None
 
     def drain(self, timeout_s: float) -> bool:
@@ -299,39 +294,43 @@ class Decider:
         self._is_draining = True
         return self._batcher.drain(timeout_s)
 
-    def health(self) -> tuple[ApiError | None, dict[str, Any]]:
-        """(why a request sent now would not be answered, the document of `/health`)"""
+    def status(self) -> Status:
+        """What this decider knows of itself now."""
         error = self.why_not_ready() or self._batcher.why_refused(1, None if self._has_several_clients else 0)
-        status = {"status": error.error_type if error else "ready"}
-        if error:
-            status["reason"] = error.message
         loaded, config = self._loaded, self.config
         if loaded is None:
-            return error, {**status, "model": config.served_name or Path(config.model).name}
+            name = config.served_name or Path(config.model).name
+            return Status(error=error, model=name, queue=self._batcher.describe())
+        return Status(
+            error=error,
+            model=loaded.checkpoint.name,
+            queue=self._batcher.describe(),
+            loaded=self._describe(loaded),
+        )
+
+    def _describe(self, loaded: Loaded) -> ModelStatus:
         prompter, checkpoint = loaded.prompter, loaded.checkpoint
-        return error, {
-            **status,
-            "model": checkpoint.name,
-            "source": checkpoint.source,
-            "revision": checkpoint.revision,
-            **checkpoint.family.describe(),
-            "verified": checkpoint.is_verified,
-            "digests": checkpoint.digests,
-            **loaded.engine.describe(),
-            "readout": prompter.decision.readout,
-            "encoding": prompter.encoding,
-            "encodings": prompter.encodings,
-            "images": loaded.reader is not None,
-            "images_reason": "" if loaded.reader else loaded.no_images_reason,
-            "max_prompt_tokens": prompter.max_tokens,
-            "load_s": round(self._load_s, 3),
-            "warm_up": self._warm_up,
-            "hub_offline": os.environ.get("HF_HUB_OFFLINE") == "1",
-            "limits": {name: getattr(config, name) for name in LIMITS},
-            **self._batcher.describe(),
-            "worker_alive": self._worker.is_alive(),
-            "versions": versions(),
-        }
+        return ModelStatus(
+            source=checkpoint.source,
+            revision=checkpoint.revision,
+            family=checkpoint.family.name,
+            family_version=checkpoint.family.version,
+            family_forced=checkpoint.family.is_forced,
+            verified=checkpoint.is_verified,
+            digests=checkpoint.digests,
+            engine=loaded.engine.describe(),
+            readout=prompter.decision.readout,
+            encoding=prompter.encoding,
+            encodings=prompter.encodings,
+            images=loaded.reader is not None,
+            images_reason="" if loaded.reader else loaded.no_images_reason,
+            max_prompt_tokens=prompter.max_tokens,
+            load_s=round(self._load_s, 3),
+            warm_up=self._warm_up,
+            hub_offline=os.environ.get("HF_HUB_OFFLINE") == "1",
+            limits={name: getattr(self.config, name) for name in LIMITS},
+            worker_alive=self._worker.is_alive(),
+        )
 
     def models(self) -> dict[str, Any]:
         """Return the document of `GET /v1/models`, in the official form and in OpenAI's."""
@@ -346,14 +345,3 @@ class Decider:
             "object": "list",
             "data": [{"id": name, "object": "model", "created": created, "owned_by": "onepass"} for name in names],
         }
-
-
-@lru_cache(maxsize=1)  # reading them takes milliseconds, and /health is asked for every few seconds
-def versions() -> dict[str, str]:
-    found = {"onepass": VERSION, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

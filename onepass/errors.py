@@ -1,11 +1,13 @@
-"""Every way a request can fail, and what the client is told; knows nothing of HTTP framing."""
+"""Every way in which a request can fail, and what the client is told. It knows nothing of HTTP framing."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Self
 
 MAX_SHOWN_CHARS = 64  # of a client's own name in `loc`
+MAX_NAME_SHOWN = 40  # of a client's own name in a message
 MAX_REPORTED_ERRORS = 20  # a request may hold 512 broken questions; nobody reads more than a screenful
 
 
@@ -13,19 +15,33 @@ class StartupError(Exception):
     """The server cannot start; the message is one line that says why and what is allowed."""
 
 
-class ApiError(Exception):
-    """A request that gets no decision. Subclasses fix `status` and `error_type`.
+def shorten(name: str, max_chars: int = MAX_NAME_SHOWN) -> str:
+    """A name that a client chose, as an error repeats it: at most `max_chars` characters, then an ellipsis."""
+    return name if len(name) <= max_chars else f"{name[:max_chars]}…"
 
-    `retry_after_s` becomes the `Retry-After` header: whole seconds, below 30, when the official SDK gives up.
+
+class ApiError(Exception):
+    """A request that gets no decision. Each subclass fixes `status` and `error_type`, and some the message too.
+
+    `retry_after_s` becomes the `Retry-After` header. It counts whole seconds and stays below 30, after which the
+    official SDK gives up.
     """
 
     status = 500
     error_type = "internal_error"
+    default_message = ""
+    default_retry_after_s: int | None = None
 
-    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.retry_after_s = retry_after_s
+    def __init__(self, message: str = "", *, retry_after_s: int | None = None) -> None:
+        self.message = message or self.default_message
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
+        super().__init__(self.message)
+
+    def within(self, place: str) -> Self:
+        """This error, whose message now begins with the place in the request that it is about."""
+        self.message = f"{place}: {self.message}"
+        self.args = (self.message,)
+        return self
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
@@ -41,6 +57,18 @@ class ApiError(Exception):
 
 class BadRequest(ApiError):
     status, error_type = 400, "api_usage_error"
+
+
+class ClientLeft(ApiError):
+    """The client closed its side of the connection before the answer. A client that still reads gets a usage error."""
+
+    status, error_type = 400, "client_left"  # the name for the log and the metrics
+
+    def __init__(self) -> None:
+        super().__init__("the client closed its side of the connection before the answer")
+
+    def detail(self) -> object:
+        return {"error_type": BadRequest.error_type, "message": self.message}
 
 
 class TooManyTokens(ApiError):
@@ -101,14 +129,14 @@ class HeadersTooLarge(ApiError):
 
 
 class InvalidRequest(ApiError):
-    """What the schema forbids, in FastAPI's shape: one entry per broken field, `loc` from the body down."""
+    """What the schema forbids, in FastAPI's form: one entry for each broken field, with `loc` from the body down."""
 
     status, error_type = 422, "invalid_request"
 
     def __init__(self, errors: Sequence[tuple[tuple[str | int, ...], str, str]]) -> None:
         """`errors` holds (location below the body, message, type) triples."""
         super().__init__(
-            "; ".join(f"{'.'.join(str(_shorten(place)) for place in loc)}: {msg}" for loc, msg, _ in errors[:1])
+            "; ".join(f"{'.'.join(str(_shorten_place(place)) for place in loc)}: {msg}" for loc, msg, _ in errors[:1])
         )
         self.errors = errors
 
@@ -118,12 +146,11 @@ class InvalidRequest(ApiError):
 
     def detail(self) -> object:
         shown = self.errors[:MAX_REPORTED_ERRORS]
-        return [{"loc": ["body", *map(_shorten, loc)], "msg": msg, "type": kind} for loc, msg, kind in shown]
+        return [{"loc": ["body", *map(_shorten_place, loc)], "msg": msg, "type": kind} for loc, msg, kind in shown]
 
 
-def _shorten(place: str | int) -> str | int:
-    is_long = isinstance(place, str) and len(place) > MAX_SHOWN_CHARS
-    return f"{str(place)[:MAX_SHOWN_CHARS]}…" if is_long else place
+def _shorten_place(place: str | int) -> str | int:
+    return shorten(place, MAX_SHOWN_CHARS) if isinstance(place, str) else place
 
 
 class Overloaded(ApiError):
@@ -140,28 +167,35 @@ class OutOfMemory(ApiError):
 
 class Loading(ApiError):
     status, error_type = 503, "loading"
+    default_message, default_retry_after_s = "the model is loading", 2
 
 
 class ShuttingDown(ApiError):
     status, error_type = 503, "shutting_down"
+    default_message, default_retry_after_s = "the server is shutting down", 1
 
 
 class DeadlineExceeded(ApiError):
     """The request waited in the queue for longer than `--timeout-s`."""
 
     status, error_type = 503, "deadline_exceeded"
+    default_message, default_retry_after_s = "the request waited in the queue for too long", 1
 
 
 class WorkerDead(ApiError):
+    """The thread that owns the model has ended, and the process ends with it."""
+
     status, error_type = 503, "worker_dead"
+    default_message = "the model's worker has stopped; the server must be restarted"
+    default_retry_after_s = 5
 
 
 class InternalError(ApiError):
-    """Our fault, and only ours; the message holds no internals."""
+    """Only a fault of ours is one. The message holds no internals."""
 
 
 def explain(detail: object) -> str:
-    """What the `detail` of an error body says, in one line; it may come from any server."""
+    """What the `detail` of an error body says, in one line. The body may come from any server."""
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         first = detail[0]
         place = ".".join(map(str, first.get("loc", [])[1:]))

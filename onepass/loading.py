@@ -19,6 +19,7 @@ from onepass.config import Config
 from onepass.errors import BadRequest, StartupError
 from onepass.families import load_decision
 from onepass.families.markers import CHAT, Family
+from onepass.status import EngineStatus
 from onepass.wire import pictures
 from onepass.wire.request import Question, Request
 
@@ -57,7 +58,7 @@ class EngineLike(Protocol):
 
     def forward(self, rows: list[Row]) -> list[list[list[float]]]: ...
 
-    def describe(self) -> dict[str, Any]: ...
+    def describe(self) -> EngineStatus: ...
 
     def keep_beginning(self, ids: bytes) -> bool: ...
 

@@ -209,4 +209,4 @@ class RowQueue:
 
 
 def too_late(retry_after_s: int) -> DeadlineExceeded:
-    return DeadlineExceeded("the request waited in the queue for too long", retry_after_s=retry_after_s)
+    return DeadlineExceeded(retry_after_s=retry_after_s)

@@ -238,7 +238,7 @@ def test_a_request_is_admitted_whole_or_refused_whole() -> None:
             batcher.submit(rows(*["y"] * 6), WAIT_S)
         assert caught.value.retry_after_s is not None
         assert 1 <= caught.value.retry_after_s < 30
-        assert batcher.describe()["queued_rows"] == 15
+        assert batcher.describe().queued_rows == 15
         batcher.submit(rows(*["y"] * 5), WAIT_S)
         assert isinstance(batcher.why_refused(1), Overloaded)
 
@@ -318,7 +318,7 @@ def test_cancelling_frees_its_place_at_once() -> None:
         assert model.started.acquire(timeout=WAIT_S)
         ticket = batcher.submit(rows(*["x"] * 20), WAIT_S)
         batcher.cancel(ticket)
-        assert batcher.describe()["queued_rows"] == 0
+        assert batcher.describe().queued_rows == 0
         with pytest.raises(CancelledError):
             result(ticket)
         batcher.submit(rows("next"), WAIT_S)

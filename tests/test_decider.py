@@ -33,8 +33,10 @@ from onepass.loading import Loaded
 from onepass.prompt.prompter import Prompter
 from onepass.prompt.template import DecisionFormat
 from onepass.rows import Row
+from onepass.status import EngineStatus
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER
+from tests.support.statuses import engine_status
 
 WAIT_S = 30
 
@@ -50,8 +52,8 @@ class FakeEngine:
         self.num_calls += 1
         return [[[self.score(place) for place in range(len(read.positions) - 1)] for read in row.reads] for row in rows]
 
-    def describe(self) -> dict[str, Any]:
-        return {"backend": "fake"}
+    def describe(self) -> EngineStatus:
+        return engine_status()
 
     def keep_beginning(self, ids: bytes) -> bool:
         return False
@@ -170,7 +172,8 @@ def test_it_says_why_it_is_not_ready() -> None:
     decider = Decider(Config(), load=load)
     decider.start()
     assert isinstance(decider.why_not_ready(), Loading)
-    error, document = decider.health()
+    status = decider.status()
+    error, document = status.error, status.document()
     assert isinstance(error, Loading)
     assert document == {"status": "loading", "reason": "the model is loading", "model": "model"}
     with pytest.raises(Loading):
@@ -209,7 +212,8 @@ def test_a_worker_that_dies_fails_readiness_and_every_request() -> None:
         with pytest.raises(WorkerDead):
             decider.answer(pending)
         assert decider.dead.wait(WAIT_S)
-        error, document = decider.health()
+        status = decider.status()
+        error, document = status.error, status.document()
         assert isinstance(error, WorkerDead)
         assert document["status"] == "worker_dead"
         with pytest.raises(WorkerDead):
@@ -240,7 +244,8 @@ def test_a_full_queue_is_refused_before_the_request_is_read() -> None:
                 break
         with pytest.raises(Overloaded):
             decider.submit(b"not even JSON")
-        error, document = decider.health()
+        status = decider.status()
+        error, document = status.error, status.document()
         assert isinstance(error, Overloaded)
         assert document["status"] == "overloaded_error"
         gate.set()
@@ -284,7 +289,8 @@ def test_where_there_are_several_keys_one_fills_only_its_part_of_the_queue(
 
 def test_health_tells_what_is_served_and_how() -> None:
     with running(served_name="mine") as decider:
-        error, document = decider.health()
+        status = decider.status()
+        error, document = status.error, status.document()
     assert error is None
     assert document["status"] == "ready"
     assert document["verified"] is True
@@ -321,7 +327,7 @@ def test_a_folder_is_served_with_the_hub_offline_and_no_telemetry() -> None:
     code = (
         "import json, sys; from onepass import Config, Decider\n"
         "decider = Decider(Config()); decider.start(); decider.wait_ready()\n"
-        "import huggingface_hub.constants as hub; print(json.dumps([hub.HF_HUB_OFFLINE, decider.health()[1]['hub_offline']]))\n"
+        "import huggingface_hub.constants as hub; print(json.dumps([hub.HF_HUB_OFFLINE, decider.status().document()['hub_offline']]))\n"
         "decider.drain(10)"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}

@@ -79,7 +79,7 @@ def copy(tmp_path: Path) -> Path:
 def test_both_backends_give_the_same_scores(starter: Loaded) -> None:
     rows = rows_of(starter, seed=4)
     library = load(Config(backend="transformers"))
-    assert (starter.engine.describe()["backend"], library.engine.describe()["backend"]) == ("fast", "transformers")
+    assert (starter.engine.describe().backend, library.engine.describe().backend) == ("fast", "transformers")
     assert are_alike(starter.engine.forward(rows), library.engine.forward(rows))
 
 
@@ -127,11 +127,11 @@ def test_a_shared_state_gives_the_scores_of_whole_rows(starter: Loaded, plain: L
 def test_a_new_state_with_one_question_takes_one_pass_and_is_kept(starter: Loaded, plain: Loaded) -> None:
     engine: Any = starter.engine
     rows = about(starter, 150, seed=11)
-    counts, cached = engine.tokens, engine.describe()["state_cache_bytes"]
+    counts, cached = engine.tokens, engine.describe().state_cache_bytes
     computed, reused = counts.computed, counts.reused
     first = engine.forward(rows[:1])
     assert (counts.computed - computed, counts.reused - reused) == (rows[0].num_tokens, 0)
-    assert engine.describe()["state_cache_bytes"] > cached
+    assert engine.describe().state_cache_bytes > cached
     others = engine.forward(rows[1:])
     assert counts.reused - reused == 5 * rows[0].num_shared
     assert are_alike([*first, *others], plain.engine.forward(rows))
@@ -174,7 +174,7 @@ def test_the_cache_of_states_is_bounded_and_may_be_off() -> None:
         for seed in range(12):
             rows = about(loaded, 120, seed=seed, count=1)
             assert are_alike(engine.forward(rows), engine.forward(rows))
-        assert engine.describe()["state_cache_bytes"] <= megabytes << 20
+        assert engine.describe().state_cache_bytes <= megabytes << 20
         assert (engine.tokens.reused > 0) is (megabytes > 0)
 
 
@@ -231,7 +231,7 @@ def test_with_batch_invariant_an_answer_is_the_same_to_the_bit(name: str, reques
     engine: Any = loaded.engine
     rows = [*rows_of(loaded), *about(loaded, 70), *about(loaded, 150, seed=1), *about(loaded, 40, count=3)]
     alone = [engine.forward([row])[0] for row in rows]
-    assert engine.describe()["batch_invariant"]
+    assert engine.describe().batch_invariant
     rng = random.Random(0)
     for round_ in range(12):
         if round_ % 3 == 0:
@@ -356,7 +356,7 @@ def test_logits_that_an_architecture_bends_are_bent_the_same_way(
             head.bias.normal_()
     model.save_pretrained(tmp_path)
     loaded = load(Config(model=str(tmp_path)))
-    assert loaded.engine.describe()["backend"] == "transformers"
+    assert loaded.engine.describe().backend == "transformers"
     assert len(loaded.engine.forward(rows_of(loaded, count=1))) == 3
 
 
@@ -394,7 +394,7 @@ def test_without_memory_the_states_go_and_the_request_is_told(
     engine: Any = loaded.engine
     rows = about(loaded, 100)
     expected = engine.forward(rows)
-    assert engine.describe()["state_cache_bytes"] > 0
+    assert engine.describe().state_cache_bytes > 0
 
     def fail(*_: Any, **__: Any) -> None:
         raise error
@@ -404,7 +404,7 @@ def test_without_memory_the_states_go_and_the_request_is_told(
         with pytest.raises(OutOfMemory) as caught:
             engine.forward(rows)
     assert (caught.value.status, caught.value.__context__) == (503, None)
-    assert engine.describe()["state_cache_bytes"] == 0
+    assert engine.describe().state_cache_bytes == 0
     assert engine.forward(rows) == expected
 
 
@@ -430,7 +430,7 @@ def test_an_installed_flash_linear_attention_does_not_break_the_library_on_a_cpu
     code = (
         "from onepass.config import Config; from onepass.loading import load, warm_up; import sys\n"
         "loaded = load(Config(backend='transformers')); warm_up(loaded)\n"
-        "print(loaded.engine.describe()['backend'], 'fla' in sys.modules)\n"
+        "print(loaded.engine.describe().backend, 'fla' in sys.modules)\n"
         "import fla; print(fla.broken.__name__)\n"
     )
     found = subprocess.run(

@@ -190,7 +190,7 @@ class Reader:
 
 def make_seed(decider: Decider, questions: bytes | None) -> bytes:
     """What an answer depends on beside its line."""
-    facts = decider.health()[1]
+    facts = decider.status().document()
     model = [facts.get(name) for name in ("model", "revision", "digests", "encoding")]
     return hashlib.blake2b(json.dumps(model).encode() + (questions or b""), digest_size=32).digest()
 

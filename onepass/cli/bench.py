@@ -56,7 +56,7 @@ class Measured:
 
     @classmethod
     def of(cls, decider: Decider) -> Measured:
-        facts = decider.health()[1]
+        facts = decider.status().document()
         names = ("model", "backend", "device", "dtype", "kernels", "threads", "encoding", "versions")
         return cls({name: facts.get(name) for name in names})
 

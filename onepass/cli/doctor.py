@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from onepass import find_shipped
 from onepass.config import SERVICE_LINK, Config
@@ -318,7 +318,7 @@ def check_answer(config: Config, open_decider: Callable[[Config], Decider]) -> C
     try:
         with open_decider(config) as decider:
             loaded_s = time.monotonic() - started
-            facts: dict[str, Any] = decider.health()[1]
+            facts = decider.status().document()
             answer = decider.ask("The parcel is late.", {"late": {"type": "noul", "instructions": "Is it late?"}})
     except Exception as err:  # The server would stop with the same error, whatever a library raises.
         return Check("answer", "fail", str(err) or type(err).__name__, "the log above has the reason")

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
 import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 from urllib.parse import urlsplit
 
 from onepass.config import Config
 from onepass.decider import Decider
 from onepass.edge import framing
 from onepass.edge.access import Access
+from onepass.edge.exchange import Exchange, Reply, as_json, as_reply
 from onepass.edge.listener import InFlight, Listener
-from onepass.edge.metrics import NONE, OTHER, Metrics, Record
+from onepass.edge.metrics import NONE, OTHER, Metrics
 from onepass.edge.stream import Disconnected, Stream
-from onepass.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, Overloaded, ShuttingDown
+from onepass.errors import ApiError, BadRequest, InternalError, MethodNotAllowed, NotFound, ShuttingDown
+from onepass.status import ServerStatus
 
 logger = logging.getLogger("server")
 
-MAX_HELD_BODY_BYTES = 256 << 20  # eight of the largest; without it every connection could hold 64 MiB
 SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PERCENT = re.compile(r"%([0-9A-Fa-f]{2})?")
 UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
@@ -37,20 +34,12 @@ METHODS_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})  # Without a length, the
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    body: bytes
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    content_type: str = "application/json"
-
-
-@dataclass(frozen=True, slots=True)
 class Route:
     """A route says what one path answers to one method. HEAD is allowed with GET, and OPTIONS is allowed everywhere."""
 
     path: str  # The log and the metrics use this name, whichever alias was called.
     method: str
-    answer: Callable[[Handler, framing.Head], Reply]
+    answer: Callable[[Exchange], Reply]
     needs_key: bool = False
     aliases: tuple[str, ...] = ()
     is_page: bool = False  # The route is for browsers only.
@@ -59,14 +48,6 @@ class Route:
     @property
     def methods(self) -> tuple[str, ...]:
         return ("GET", "HEAD", "OPTIONS") if self.method == "GET" else (self.method, "OPTIONS")
-
-
-def as_json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    return Reply(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(), status, headers or {})
-
-
-def as_reply(error: ApiError) -> Reply:
-    return Reply(error.body(), error.status, error.headers())
 
 
 def parse_path(target: str) -> str:
@@ -116,68 +97,59 @@ class Handler(BaseHTTPRequestHandler):
         self.stream.close()
 
     def handle_one_request(self) -> None:
-        self.close_connection = True  # until a whole request was read
+        self.close_connection = True
         try:
             self.server.note_idle(self.connection)
             try:
                 has_request = self.stream.wait_request(self.server.idle_timeout_s, self.config.read_timeout_s)
             finally:
                 self.server.note_busy(self.connection)
-            if not has_request:
-                return
-            self.server.requests.enter(sys.maxsize)
-            try:
-                self.head: framing.Head | None = None
-                self.route: Route | None = None
-                self.client = 0  # the number of its key
-                self.record = Record(f"req_{os.urandom(16).hex()}", time.monotonic())
-                self._send(self._answer())
-            finally:
-                self.server.requests.leave()
-            if self.close_connection:
-                self.stream.linger()
+            if has_request:
+                self._serve()
         except Disconnected:
             self.close_connection = True
 
-    def _answer(self) -> Reply:
-        """The border: whatever goes wrong in one request ends here as a reply. Only Disconnected passes."""
+    def _serve(self) -> None:
+        """Answer the request whose first byte has come. Raises `Disconnected`."""
+        server = self.server
+        server.requests.enter(sys.maxsize)
         try:
-            self.head = framing.parse_head(self._read_head())
-            return self._route(self.head)
+            exchange = Exchange(self.stream, server.decider, server.metrics, server.body_bytes)
+            self._send(exchange, self._answer(exchange))
+        finally:
+            server.requests.leave()
+        self.close_connection = exchange.must_close
+        if self.close_connection:
+            self.stream.linger()
+
+    def _answer(self, exchange: Exchange) -> Reply:
+        """The border of a request: whatever goes wrong inside becomes a reply. Only `Disconnected` passes."""
+        try:
+            return self._route(exchange, exchange.read_head())
         except ApiError as err:
-            if self.record.error == NONE:
-                self.record.error = err.error_type
+            exchange.record.error = err.error_type
             return as_reply(err)
         except Disconnected:
             raise
         except Exception:
-            logger.exception("request failed", extra={"fields": {"id": self.record.request_id}})
-            self.close_connection = True
-            self.record.error = InternalError.error_type
+            logger.exception("request failed", extra={"fields": {"id": exchange.record.request_id}})
+            exchange.close()
+            exchange.record.error = InternalError.error_type
             return as_reply(InternalError("the server failed to answer this request; its log says why"))
 
-    def _read_head(self) -> bytes:
-        raw_head = b""
-        try:
-            raw_head = self.stream.read_head()
-        finally:
-            if (raw_head or self.stream.peek(5)).startswith(b"HEAD "):
-                self.record.method = "HEAD"  # its refusal too has no body
-        return raw_head
-
-    def _route(self, head: framing.Head) -> Reply:
-        record, access = self.record, self.server.access
+    def _route(self, exchange: Exchange, head: framing.Head) -> Reply:
+        record, access = exchange.record, self.server.access
         record.method = head.method if head.method in KNOWN_METHODS else OTHER
         client_id = head.headers.get("x-request-id", "")
         record.client_id = client_id if SANE_ID.fullmatch(client_id) else NONE
         if not head.has_body and (head.length == 0 or head.method not in METHODS_WITH_BODY):
-            self.close_connection = not head.keeps_alive
+            exchange.note_read()
         if head.method == "OPTIONS" and head.target == "*":
             return as_json({}, headers={"Allow": "GET, HEAD, POST, OPTIONS"})
-        self.route = route = self.server.routes.get(parse_path(head.target))
+        route = self.server.routes.get(parse_path(head.target))
         if route is None:
             raise NotFound
-        record.route = route.path
+        record.route, record.is_probe = route.path, route.is_probed
         if head.method == "OPTIONS":
             allowed = {"Allow": ", ".join(route.methods)}
             return as_json({}, headers=allowed | access.preflight_headers(head, route.methods))
@@ -185,31 +157,32 @@ class Handler(BaseHTTPRequestHandler):
             raise MethodNotAllowed(route.methods)
         access.require_known_name(head, is_page=route.is_page)
         if route.needs_key:
-            self.client = access.require_key(head)
-        return route.answer(self, head)
+            exchange.client = access.require_key(head)
+        return route.answer(exchange)
 
-    def _send(self, reply: Reply) -> None:
-        record = self.record
+    def _send(self, exchange: Exchange, reply: Reply) -> None:
+        """Send, count and log the answer. Raises `Disconnected`."""
+        record, metrics = exchange.record, self.server.metrics
         if self.server.is_stopping:
-            self.close_connection = True
+            exchange.close()
         headers = {
             "Content-Type": reply.content_type,
             "x-typesafe-request-id": record.request_id,
-            "Connection": "close" if self.close_connection else "keep-alive",
+            "Connection": "close" if exchange.must_close else "keep-alive",
             **reply.headers,
-            **self.server.access.cors_headers(self.head),
+            **self.server.access.cors_headers(exchange.head),
         }
         response = framing.render_response(reply.status, headers, reply.body, is_head=record.method == "HEAD")
         record.status = reply.status
-        self.server.metrics.count(record)
+        metrics.count(record)
         started = time.monotonic()
         try:
             self.stream.send(response)
         finally:
             ended = time.monotonic()
-            self.server.metrics.count_write(record, ended - started)
+            metrics.count_write(record, ended - started)
             record.stages_ms["total"] = (ended - record.started) * 1e3
-            level = logging.DEBUG if self.route and self.route.is_probed else logging.INFO
+            level = logging.DEBUG if record.is_probe else logging.INFO
             if logger.isEnabledFor(level):
                 logger.log(level, "request", extra={"fields": record.fields()})
 
@@ -222,11 +195,11 @@ class HttpServer(Listener):
         self.decider = decider
         self.routes = routes
         self.access = Access(config)
-        self.metrics = Metrics(self.read_facts)
+        self.metrics = Metrics(self.read_status)
         self.idle_timeout_s = config.idle_timeout_s
         self.requests = InFlight()  # from a request's first byte to the end of its answer
         self.streams: set[Stream] = set()  # of open connections
-        self._body_bytes = InFlight()  # request bodies in memory, as sent and decompressed
+        self.body_bytes = InFlight()  # request bodies in memory, as sent and decompressed
         self.is_stopping = False
         super().__init__(config, Handler)
 
@@ -236,22 +209,13 @@ class HttpServer(Listener):
     def stop_receiving(self) -> None:
         """End idle connections. Requests that have not arrived completely get the error `ShuttingDown`."""
         for stream in self.streams.copy():
-            stream.stop_receiving(ShuttingDown("the server is shutting down", retry_after_s=1))
+            stream.stop_receiving(ShuttingDown())
 
-    def read_facts(self) -> dict[str, Any]:
-        """What `/health` says, and what the listener knows."""
-        error, facts = self.decider.health()
-        return {
-            **facts,
-            "ready": error is None,
-            "open_connections": self.connections.value,
-            "refused_connections": self.num_refused,
-            "threads_alive": threading.active_count(),
-        }
-
-    def hold_body(self, num_bytes: int, bodies: contextlib.ExitStack) -> None:
-        """Count a body among those in memory until `bodies` closes. Raises Overloaded if they are too many."""
-        num_bytes = min(num_bytes, framing.MAX_BODY_BYTES)
-        if not self._body_bytes.enter(MAX_HELD_BODY_BYTES, num_bytes):
-            raise Overloaded("too many large requests arrive at once", retry_after_s=1)
-        bodies.callback(self._body_bytes.leave, num_bytes)
+    def read_status(self) -> ServerStatus:
+        """What the decider and the listener know of themselves now."""
+        return ServerStatus(
+            decider=self.decider.status(),
+            open_connections=self.connections.value,
+            refused_connections=self.num_refused,
+            threads_alive=threading.active_count(),
+        )

@@ -1,6 +1,6 @@
 """This module counts: one `Record` for each request, for its log line and for `/metrics`. It knows no HTTP, no model.
 
-What the server knows of itself anyway is not counted again: it is read off the facts of `/health` at each scrape.
+What the server knows of itself anyway is not counted again: it is read off the `Status` at each scrape.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
 from prometheus_client.core import (
@@ -26,35 +25,18 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from onepass.errors import ClientLeft, DeadlineExceeded
+from onepass.status import EngineStatus, QueueStatus, ServerStatus, Status, versions
+
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 STAGES = ("read", "parse", "render", "queue", "model", "readout", "write")  # A decision passes them in this order.
 BUCKETS_S = (.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)  # fmt: skip
 TOTAL = "total"
 NONE = "-"  # no error, no client id
-CLIENT_LEFT = "client_left"  # the error of a request whose client did not wait for the answer
 OTHER = "other"  # a route or a method that is none of ours: what clients make up must not make new series
 # What becomes of a request's rows, by its error; any other error: failed
-OUTCOMES = {NONE: "answered", CLIENT_LEFT: "cancelled", "deadline_exceeded": "expired"}
-GAUGES = {  # fact -> (metric, help)
-    "ready": ("onepass_ready", "1 if a request sent now would be answered."),
-    "open_connections": ("onepass_connections", "Open client connections."),
-    "queued_rows": ("onepass_queue_rows", "Prompt rows that wait."),
-    "worker_beat_age_s": (
-        "onepass_worker_beat_age_seconds",
-        "How long ago the worker last came round; 0 while it has nothing to do.",
-    ),
-    "state_cache_bytes": ("onepass_state_cache_bytes", "Memory used by states that may come again."),
-    "threads_alive": ("onepass_threads", "Threads, one a connection and a few more."),
-}
-COUNTERS = {
-    "refused_connections": ("onepass_connections_refused", "Connections refused at once: too many were open."),
-    "repeated_rows": ("onepass_rows_repeated", "Rows answered by another run of the same content."),
-    "state_cache_hits": ("onepass_state_cache_hits", "States whose computation was still there."),
-    "state_cache_misses": ("onepass_state_cache_misses", "States that were computed."),
-}
-PASS_KINDS = {"replays": "replayed", "plain": "plain"}
-TOKEN_KINDS = ("computed", "reused", "repeated", "padded")
-MODEL_LABELS = ("model", "source", "revision", "backend", "device", "dtype", "kernels", "encoding")
+OUTCOMES = {NONE: "answered", ClientLeft.error_type: "cancelled", DeadlineExceeded.error_type: "expired"}
+MODEL_LABELS = ("source", "revision", "backend", "device", "dtype", "kernels", "encoding")
 
 # Else a start time stands beside every counter, which nothing here resets
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -76,6 +58,7 @@ class Record:
     num_rows: int = 0
     num_tokens: int = 0
     error: str = NONE
+    is_probe: bool = False  # such requests come every few seconds for ever, so they are logged with --verbose only
     stages_ms: dict[str, float] = field(default_factory=dict)
 
     def fields(self) -> dict[str, object]:
@@ -94,9 +77,9 @@ class Record:
 
 
 class Metrics:
-    """Any thread. `read_facts` gives the facts of `/health` and the server's own; some may be missing."""
+    """Any thread may use it. `read_status` is called at each scrape."""
 
-    def __init__(self, read_facts: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, read_status: Callable[[], ServerStatus]) -> None:
         self._registry = registry = CollectorRegistry()
         requests = Counter("onepass_requests", "Requests answered.", ("route", "method", "status"), registry=registry)
         errors = Counter(
@@ -112,7 +95,7 @@ class Metrics:
         )
         self._stages = _Stages()
         registry.register(self._stages)
-        registry.register(_Facts(read_facts))
+        registry.register(_StatusCollector(read_status))
         ProcessCollector(registry=registry)
 
     def count(self, record: Record) -> None:
@@ -171,53 +154,85 @@ class _Stages(Collector):
         )
 
 
-class _Facts(Collector):
-    """Turns facts into metrics at each scrape. While the model loads most are not there: those counters are 0."""
+class _StatusCollector(Collector):
+    """Turns the status into metrics at each scrape. Until the model is loaded, the model's counters are 0."""
 
-    def __init__(self, read_facts: Callable[[], Mapping[str, Any]]) -> None:
-        self._read_facts = read_facts
+    def __init__(self, read_status: Callable[[], ServerStatus]) -> None:
+        self._read_status = read_status
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: the registry would otherwise scrape once to learn the names."""
+        """Nothing. Without this the registry would scrape once to learn the names."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        facts = self._read_facts()
-        for fact, (name, text) in GAUGES.items():
-            yield GaugeMetricFamily(name, text, value=facts.get(fact, 0))
-        for fact, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(name, text, value=facts.get(fact, 0))
-        tokens = CounterMetricFamily("onepass_model_tokens", "Tokens in forward passes.", labels=["kind"])
-        for kind in TOKEN_KINDS:
-            tokens.add_metric([kind], facts.get(f"tokens_{kind}", 0))
-        yield tokens
-        passes = CounterMetricFamily(
-            "onepass_graph_passes", "Forward passes on CUDA, by graph or not.", labels=["kind"]
-        )
-        for fact, kind in PASS_KINDS.items():
-            passes.add_metric([kind], (facts.get("graphs") or {}).get(fact, 0))
-        yield passes
-        yield _batch_rows(facts)
-        info = {label: str(facts.get(label) or "") for label in MODEL_LABELS}
-        info["version"] = facts.get("versions", {}).get("onepass", "")
-        info["digest"] = _digest(facts.get("digests") or {})
-        yield InfoMetricFamily("onepass_model", "What is served, and how.", value=info)
+        server = self._read_status()
+        status, queue = server.decider, server.decider.queue
+        engine = status.loaded.engine if status.loaded else None
+        ready = status.error is None
+        yield GaugeMetricFamily("onepass_ready", "1 if a request sent now would be answered.", value=ready)
+        yield GaugeMetricFamily("onepass_connections", "Open client connections.", value=server.open_connections)
+        yield GaugeMetricFamily("onepass_queue_rows", "Prompt rows that wait.", value=queue.queued_rows)
+        text = "How long ago the worker last came round; 0 while it has nothing to do."
+        yield GaugeMetricFamily("onepass_worker_beat_age_seconds", text, value=queue.worker_beat_age_s)
+        text = "Threads, one a connection and a few more."
+        yield GaugeMetricFamily("onepass_threads", text, value=server.threads_alive)
+        text = "Connections refused at once: too many were open."
+        yield CounterMetricFamily("onepass_connections_refused", text, value=server.refused_connections)
+        text = "Rows answered by another run of the same content."
+        yield CounterMetricFamily("onepass_rows_repeated", text, value=queue.repeated_rows)
+        yield _batch_rows(queue)
+        yield from _of_engine(engine, queue)
+        yield _model_info(status)
 
 
-def _batch_rows(facts: Mapping[str, Any]) -> Metric:
-    """`batch_rows` counts batches by the power of two up to which their rows come: 1, 2, 4, 8..."""
+def _of_engine(engine: EngineStatus | None, queue: QueueStatus) -> Iterable[Metric]:
+    text = "Memory used by states that may come again."
+    yield GaugeMetricFamily("onepass_state_cache_bytes", text, value=engine.state_cache_bytes if engine else 0)
+    text = "States whose computation was still there."
+    yield CounterMetricFamily("onepass_state_cache_hits", text, value=engine.state_cache_hits if engine else 0)
+    text = "States that were computed."
+    yield CounterMetricFamily("onepass_state_cache_misses", text, value=engine.state_cache_misses if engine else 0)
+    tokens = CounterMetricFamily("onepass_model_tokens", "Tokens in forward passes.", labels=["kind"])
+    tokens.add_metric(["computed"], engine.tokens_computed if engine else 0)
+    tokens.add_metric(["reused"], engine.tokens_reused if engine else 0)
+    tokens.add_metric(["repeated"], queue.tokens_repeated)
+    tokens.add_metric(["padded"], engine.tokens_padded if engine else 0)
+    yield tokens
+    graphs = engine.graphs if engine else None
+    passes = CounterMetricFamily("onepass_graph_passes", "Forward passes on CUDA, by graph or not.", labels=["kind"])
+    passes.add_metric(["replayed"], graphs.replays if graphs else 0)
+    passes.add_metric(["plain"], graphs.plain if graphs else 0)
+    yield passes
+
+
+def _model_info(status: Status) -> Metric:
+    loaded = status.loaded
+    info = dict.fromkeys(MODEL_LABELS, "")
+    if loaded is not None:
+        info = {
+            "source": loaded.source,
+            "revision": loaded.revision or "",
+            "backend": loaded.engine.backend,
+            "device": loaded.engine.device,
+            "dtype": loaded.engine.dtype,
+            "kernels": loaded.engine.kernels,
+            "encoding": loaded.encoding,
+        }
+    digests = loaded.digests if loaded else None
+    info |= {"model": status.model, "version": versions()["onepass"], "digest": _digest(digests or {})}
+    return InfoMetricFamily("onepass_model", "What is served, and how.", value=info)
+
+
+def _batch_rows(queue: QueueStatus) -> Metric:
+    """Batches by the power of two up to which their rows come: 1, 2, 4, 8..."""
     buckets: list[tuple[str, float]] = []
     count = 0
-    for power, num_batches in enumerate(facts.get("batch_rows", ())):
+    for power, num_batches in enumerate(queue.batch_rows):
         count += num_batches
         buckets.append((str(float(1 << power)), count))
     buckets.append(("+Inf", count))
-    return HistogramMetricFamily(
-        "onepass_batch_rows",
-        "Prompt rows taken from the queue at a time.",
-        buckets=buckets,
-        sum_value=facts.get("rows", 0),
-    )
+    text = "Prompt rows taken from the queue at a time."
+    return HistogramMetricFamily("onepass_batch_rows", text, buckets=buckets, sum_value=queue.rows)
 
 
 def _digest(digests: Mapping[str, str]) -> str:

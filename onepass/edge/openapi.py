@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from onepass.decider import VERSION
 from onepass.edge.framing import MAX_BODY_BYTES
 from onepass.errors import ApiError
+from onepass.status import VERSION
 from onepass.wire import schema
 
 REFERENCE = "#/components/schemas/{model}"

@@ -1,93 +1,83 @@
-"""What each path answers."""
+"""What each path answers. A route takes an `Exchange` and returns a `Reply`."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from onepass.decider import Pending
-from onepass.edge import framing, metrics, openapi, page
-from onepass.edge.handler import Handler, Reply, Route, as_json
-from onepass.errors import BadRequest, WorkerDead
+from onepass.edge import metrics, openapi, page
+from onepass.edge.exchange import Exchange, Reply, as_json
+from onepass.edge.handler import Route
+from onepass.errors import ClientLeft, WorkerDead
 
 
-def decide(handler: Handler, head: framing.Head) -> Reply:
-    _require_ready(handler)
-    record = handler.record
-    with contextlib.ExitStack() as bodies:  # given back before this thread waits, perhaps for long
-        pending = _submit(handler, head, bodies)
+def decide(exchange: Exchange) -> Reply:
+    _require_ready(exchange)
+    record = exchange.record
+    pending = _submit(exchange)
     record.num_rows, record.num_tokens = pending.num_rows, pending.num_tokens
     record.stages_ms |= pending.stages_ms
-    _wait(handler, pending)
-    answered = handler.decider.answer(pending)
+    _wait(exchange, pending)
+    answered = exchange.decider.answer(pending)
     record.stages_ms |= answered.stages_ms
     total_ms = (time.monotonic() - record.started) * 1e3
     timing = ", ".join([f"{stage};dur={ms:.2f}" for stage, ms in record.stages_ms.items()])
     return Reply(answered.body, headers={"Server-Timing": f"{timing}, total;dur={total_ms:.2f}"})
 
 
-def _submit(handler: Handler, head: framing.Head, bodies: contextlib.ExitStack) -> Pending:
-    encoding = framing.body_encoding(head.headers)
-    server = handler.server
-    server.hold_body(head.length or 0, bodies)
-    body = handler.stream.read_body(head)
-    handler.close_connection = not head.keeps_alive
-    if head.length is None:
-        server.hold_body(len(body), bodies)
-    content = framing.decompress(body, encoding)
-    if content is not body:
-        server.hold_body(len(content), bodies)
-    handler.record.stages_ms["read"] = (time.monotonic() - handler.record.started) * 1e3
-    return handler.decider.submit(content, head.headers.get("content-type", ""), handler.client)
+def _submit(exchange: Exchange) -> Pending:
+    """Read and queue the request. Its body is out of memory when this returns, before the thread waits."""
+    assert exchange.head is not None
+    with exchange.read_body() as body:
+        return exchange.decider.submit(body, exchange.head.headers.get("content-type", ""), exchange.client)
 
 
-def _wait(handler: Handler, pending: Pending) -> None:
-    """Until it is answered, failed or expired. Raises BadRequest when the client left."""
-    for deadline in (pending.deadline, None):
-        if not handler.stream.wait(pending.future, deadline):
-            handler.decider.cancel(pending)
-            handler.close_connection = True
-            handler.record.error = metrics.CLIENT_LEFT
-            raise BadRequest("the client closed its side of the connection before the answer")
-        if pending.future.done():
-            return
-        handler.decider.expire(pending)  # fails it, unless it has begun: then it is waited for
+def _wait(exchange: Exchange, pending: Pending) -> None:
+    """Wait until the request is answered, has failed or has expired. Raises `ClientLeft`."""
+    try:
+        if not exchange.wait(pending.future, pending.deadline):
+            exchange.decider.expire(pending)  # this fails it, unless the model has begun with it
+            exchange.wait(pending.future, None)
+    except ClientLeft:
+        exchange.decider.cancel(pending)
+        raise
 
 
-def _require_ready(handler: Handler) -> None:
-    error = handler.decider.why_not_ready()
+def _require_ready(exchange: Exchange) -> None:
+    error = exchange.decider.why_not_ready()
     if error is not None:
         raise error
 
 
-def list_models(handler: Handler, _: framing.Head) -> Reply:
-    _require_ready(handler)
-    return as_json(handler.decider.models())
+def list_models(exchange: Exchange) -> Reply:
+    _require_ready(exchange)
+    return as_json(exchange.decider.models())
 
 
-def check_ready(handler: Handler, _: framing.Head) -> Reply:
-    error, document = handler.decider.health()
-    if error is None:
-        return as_json(document)
-    return as_json({**document, "detail": error.detail()}, error.status, error.headers())
+def check_ready(exchange: Exchange) -> Reply:
+    status = exchange.decider.status()
+    if status.error is None:
+        return as_json(status.document())
+    document = {**status.document(), "detail": status.error.detail()}
+    return as_json(document, status.error.status, status.error.headers())
 
 
-def check_alive(handler: Handler, _: framing.Head) -> Reply:
-    if handler.decider.dead.is_set():
-        raise WorkerDead("the worker thread is dead; the process ends", retry_after_s=5)
+def check_alive(exchange: Exchange) -> Reply:
+    if exchange.decider.dead.is_set():
+        raise WorkerDead
     return as_json({"status": "alive"})
 
 
-def show_metrics(handler: Handler, _: framing.Head) -> Reply:
-    """Without a key, as the scrapers of the other probes; names no state, no question and no client."""
-    return Reply(handler.server.metrics.render(), content_type=metrics.CONTENT_TYPE)
+def show_metrics(exchange: Exchange) -> Reply:
+    """Needs no key, as the scrapers of the other probes. The text names no state, no question and no client."""
+    return Reply(exchange.metrics.render(), content_type=metrics.CONTENT_TYPE)
 
 
-def show_openapi(_: Handler, __: framing.Head) -> Reply:
+def show_openapi(_: Exchange) -> Reply:
     return Reply(openapi.encoded(ALIASES))
 
 
-def show_page(_: Handler, __: framing.Head) -> Reply:
+def show_page(_: Exchange) -> Reply:
     content, headers = page.load()
     return Reply(content, headers=headers, content_type="text/html; charset=utf-8")
 

@@ -15,6 +15,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from onepass.status import GraphsStatus
+
 logger = logging.getLogger(__name__)
 
 Outputs = tuple[Tensor, ...]
@@ -181,17 +183,16 @@ class Graphs(Generic[Shape, Buffers]):
         """Count passes from zero; the graphs stay."""
         self.num_replays = self.num_plain = 0
 
-    def describe(self) -> dict[str, object]:
-        """The graphs' part of `/health`."""
-        return {
-            "captured": len(self.ready),
-            "waiting": len(self.waiting),
-            "failed": len(self.failed),
-            "bytes": self.num_bytes,
-            "capture_s": round(self.seconds, 3),
-            "replays": self.num_replays,
-            "plain": self.num_plain,
-        }
+    def describe(self) -> GraphsStatus:
+        return GraphsStatus(
+            captured=len(self.ready),
+            waiting=len(self.waiting),
+            failed=len(self.failed),
+            bytes=self.num_bytes,
+            capture_s=round(self.seconds, 3),
+            replays=self.num_replays,
+            plain=self.num_plain,
+        )
 
 
 def is_close(mine: Tensor, theirs: Tensor, tolerance: float) -> bool:

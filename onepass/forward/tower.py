@@ -24,6 +24,7 @@ from onepass.forward.graphs import Capturer, GraphMemory, Graphs, Work, largest_
 from onepass.forward.loader import BadWeights, UnsupportedModel
 from onepass.forward.weights import SafetensorsReader
 from onepass.rows import PictureTokens, PlacedPicture
+from onepass.status import TowerStatus
 
 MAX_KEPT_GRIDS = 64  # sizes of pictures whose tables are kept; of 784 patches and width 1152 they take 4 MB
 TOKEN_KEYS = {"start": "vision_start_token_id", "pad": "image_token_id", "end": "vision_end_token_id"}
@@ -103,13 +104,13 @@ class Tower:
         if self.graphs is not None:
             self.graphs.reset_counts()
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "image_cache_bytes": self._embeds.cost,
-            "images_encoded": self.num_encoded,
-            "images_reused": self.num_reused,
-            "image_graphs": self.graphs.describe() if self.graphs else None,
-        }
+    def describe(self) -> TowerStatus:
+        return TowerStatus(
+            image_cache_bytes=self._embeds.cost,
+            images_encoded=self.num_encoded,
+            images_reused=self.num_reused,
+            image_graphs=self.graphs.describe() if self.graphs else None,
+        )
 
     def inputs(
         self, ids: Tensor, starts: Tensor, pictures: Sequence[tuple[PlacedPicture, ...]], table: Tensor

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from itertools import product, takewhile
 from typing import TYPE_CHECKING, Any
 
-from onepass.errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens
+from onepass.errors import ApiError, BadRequest, InvalidRequest, StartupError, TooManyTokens, shorten
 from onepass.prompt.template import DecisionFormat, Writer
 from onepass.prompt.tokens import FENCE_CLOSE, FENCE_OPEN, PROBE, ControlTokens, Memo, strip_fences
 from onepass.rows import PictureTokens, PlacedPicture, Read, Row
-from onepass.wire.request import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, Question, Request, picture_mark
+from onepass.wire.request import MAX_LEVELS, MAX_OPTIONS, Question, Request, picture_mark
 
 if TYPE_CHECKING:
     from images import Picture  # A server that reads text only never loads this module.
@@ -77,7 +77,7 @@ class Prompter:
             except (TooManyTokens, BadRequest) as err:
                 if len(groups) == 1:  # what is wrong is in the prompt, and there is but one
                     raise
-                raise type(err)(f"question {group[0].id[:MAX_NAME_SHOWN]!r}: {err.message}") from None
+                raise err.within(f"question {shorten(group[0].id)!r}") from None
         return rows
 
     def beginnings(self) -> list[bytes]:

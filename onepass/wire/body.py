@@ -15,7 +15,7 @@ from typing import Any
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from onepass.errors import BadRequest, InvalidRequest
+from onepass.errors import BadRequest, InvalidRequest, shorten
 
 MAX_DEPTH = 64  # This is the limit on nested arrays and objects. The body's own object counts too.
 # CPython has the same limit on the conversion of an integer. It holds here even if a process lifts CPython's limit,
@@ -203,7 +203,7 @@ class _PartReader:
         if self._name is None:
             raise BadRequest("each multipart part must have a name")
         if self._name in self.parts:
-            raise BadRequest(f"the multipart body has two parts named {self._name[:64]!r}")
+            raise BadRequest(f"the multipart body has two parts named {shorten(self._name)!r}")
         if len(self.parts) >= MAX_PARTS:
             raise BadRequest(f"the multipart body must have at most {MAX_PARTS} parts")
         self.parts[self._name] = bytes(self._content)

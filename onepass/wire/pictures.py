@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onepass.errors import BadRequest
+from onepass.errors import BadRequest, shorten
 from onepass.wire.body import RepeatedKeys
 from onepass.wire.request import MAX_PICTURES, Request, picture_mark
 
 MAX_NAME_CHARS = 256  # of a picture's own name: each is searched for in every text
-MAX_NAME_SHOWN = 40
 FORMAT_NAMES = frozenset({"png", "jpg", "jpeg", "webp", "gif"})
 WHITE_SPACE = b" \t\n\r\v\f"
 URL = re.compile(r"\s*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -40,15 +39,15 @@ def collect_pictures(request: Request) -> list[Source]:
         raise BadRequest(f"a request may carry at most {MAX_PICTURES} images, not {num_pictures}")
     for field, value in (("images", request.images), ("assets", request.assets)):
         if isinstance(value, RepeatedKeys):
-            raise BadRequest(f"{field} must not name {_shown(value.key)} twice")
+            raise BadRequest(f"{field} must not name {shorten(value.key)!r} twice")
     sources = list(_images(request.images or {}))
     unclaimed = dict(request.parts)
     for name, asset in (request.assets or {}).items():
-        field = f"asset {_shown(name)}"
+        field = f"asset {shorten(name)!r}"
         _check_name(field, name)
         sources.append(Source(field, name, _asset_data(field, asset, request.parts, unclaimed), True))
     if unclaimed:
-        raise BadRequest(f"no asset claims the part {_shown(next(iter(unclaimed)))}")
+        raise BadRequest(f"no asset claims the part {shorten(next(iter(unclaimed)))!r}")
     placeholders = {source.placeholder for source in sources}
     if len(placeholders) < len(sources):
         raise BadRequest("images and assets must not give one placeholder two pictures")
@@ -58,7 +57,7 @@ def collect_pictures(request: Request) -> list[Source]:
 def _images(images: Mapping[str, Any] | list[Any]) -> Iterator[Source]:
     named = images.items() if isinstance(images, Mapping) else ((str(n), item) for n, item in enumerate(images, 1))
     for name, item in named:
-        field = f"image {_shown(name)}"
+        field = f"image {shorten(name)!r}"
         _check_name(field, name)
         if isinstance(item, dict):
             item = item.get("base64")
@@ -109,10 +108,6 @@ def decode_base64(field: str, text: str) -> bytes:
 def _check_name(field: str, name: str) -> None:
     if not 1 <= len(name) <= MAX_NAME_CHARS:
         raise BadRequest(f"{field}: the name must have 1 to {MAX_NAME_CHARS} characters")
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= MAX_NAME_SHOWN else name[:MAX_NAME_SHOWN] + "…")
 
 
 def mark_pictures(request: Request, sources: list[Source]) -> Request:

@@ -13,7 +13,6 @@ MAX_QUESTIONS = 512
 MAX_OPTIONS = 255
 MAX_LEVELS = 10
 MAX_PICTURES = 16
-MAX_NAME_SHOWN = 40  # characters of a client's own name repeated in an error
 FIRST_PICTURE = 0xD810  # the marks of pictures are lone surrogates, which no client can send
 
 Text = str | dict[str, Any] | list[Any]

@@ -22,9 +22,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from onepass.errors import InvalidRequest
+from onepass.errors import InvalidRequest, shorten
 from onepass.wire.body import RepeatedKeys, read_json, read_multipart
-from onepass.wire.request import MAX_LEVELS, MAX_NAME_SHOWN, MAX_OPTIONS, MAX_PICTURES, MAX_QUESTIONS, Question, Request
+from onepass.wire.request import MAX_LEVELS, MAX_OPTIONS, MAX_PICTURES, MAX_QUESTIONS, Question, Request
 
 NOUL_ALIASES = {"true": "true", "yes": "true", "false": "false", "no": "false"}
 TEXT_ALLOWED = "a string, an object or an array"
@@ -44,13 +44,9 @@ def _must(allowed: str, kind: str) -> PydanticCustomError:
     return PydanticCustomError(kind, "must be {allowed}", {"allowed": allowed})  # type: ignore[arg-type]
 
 
-def _shown(name: str) -> str:
-    return name if len(name) <= MAX_NAME_SHOWN else name[:MAX_NAME_SHOWN] + "…"
-
-
 def _check_unique(value: object) -> None:
     if isinstance(value, RepeatedKeys):
-        raise PydanticCustomError("repeated_key", "must not name {key} twice", {"key": repr(_shown(value.key))})
+        raise PydanticCustomError("repeated_key", "must not name {key} twice", {"key": repr(shorten(value.key))})
 
 
 def _text(value: object) -> object:
@@ -68,7 +64,7 @@ def _sides(value: object) -> object:
     for key, text in value.items():
         side = NOUL_ALIASES.get(key)
         if side is None or side in sides or not (text is None or isinstance(text, (str, dict, list))):
-            raise _must(f"{SIDES_ALLOWED}; look at {_shown(key)!r}", "noul_criteria")
+            raise _must(f"{SIDES_ALLOWED}; look at {shorten(key)!r}", "noul_criteria")
         sides[side] = text
     return sides
 
@@ -93,7 +89,7 @@ def _options(value: object) -> object:
         raise _must(f"{OPTIONS_ALLOWED}, not {len(value)} labels", "choice_criteria")
     for label, text in value.items():
         if not (text is None or isinstance(text, (str, dict, list))):
-            raise _must(f"{OPTIONS_ALLOWED}; look at {_shown(label)!r}", "choice_criteria")
+            raise _must(f"{OPTIONS_ALLOWED}; look at {shorten(label)!r}", "choice_criteria")
     return value
 
 

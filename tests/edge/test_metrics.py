@@ -6,15 +6,16 @@ import json
 import re
 import socket
 from collections import Counter
-from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from onepass.edge import metrics
+from onepass.status import ServerStatus, Status
 from tests.support import ROOT
 from tests.support.http_client import PATIENCE_S, Running, get, post, serve
 from tests.support.live import Server
+from tests.support.statuses import queue_status
 
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana-dashboard.json").read_text(encoding="utf-8"))
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]  # (name, labels) -> value
@@ -166,8 +167,10 @@ def test_the_real_server_counts_rows_tokens_and_batches(live: Server) -> None:
 
 
 def test_buckets_of_batches_are_powers_of_two() -> None:
-    facts: dict[str, Any] = {"batch_rows": [2, 1, 1], "rows": 7}  # 1, 1, 2 and 3 rows
-    samples = parse(metrics.Metrics(lambda: facts).render())
+    queue = queue_status(batch_rows=[2, 1, 1], rows=7)  # 1, 1, 2 and 3 rows
+    status = Status(error=None, model="fake", queue=queue)
+    server = ServerStatus(decider=status, open_connections=0, refused_connections=0, threads_alive=1)
+    samples = parse(metrics.Metrics(lambda: server).render())
     counts = {
         dict(labels)["le"]: number for (name, labels), number in samples.items() if name == "onepass_batch_rows_bucket"
     }

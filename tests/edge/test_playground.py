@@ -378,7 +378,7 @@ def answer_kindly(decider: FakeDecider) -> None:
     """Makes the fake answer every noul with 0.75, and show pictures."""
     asked: list[Any] = []
     decider.asked = asked  # type: ignore[attr-defined]
-    original, health = decider.answer, decider.health
+    original = decider.answer
 
     def answer(pending: FakePending) -> Any:
         request = json.loads(pending.body)
@@ -390,7 +390,7 @@ def answer_kindly(decider: FakeDecider) -> None:
         return found
 
     decider.answer = answer  # type: ignore[method-assign]
-    decider.health = lambda: (health()[0], {**health()[1], "images": True})  # type: ignore[method-assign]
+    decider.has_images = True
 
 
 @in_a_browser

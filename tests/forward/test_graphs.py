@@ -62,7 +62,7 @@ def captured() -> Loaded:
 def test_the_start_captures_every_shape_before_it_is_ready(captured: Loaded) -> None:
     graphs = graphs_of(captured)
     assert (set(graphs.ready), graphs.waiting) == (set(SHAPES), [])
-    assert captured.engine.describe()["graphs"]["captured"] == len(SHAPES)
+    assert captured.engine.describe().graphs.captured == len(SHAPES)
 
 
 def test_a_fast_start_captures_the_common_shapes_and_leaves_the_rest_for_idle_moments() -> None:
@@ -83,7 +83,7 @@ def test_a_fast_start_captures_the_common_shapes_and_leaves_the_rest_for_idle_mo
 def test_without_memory_for_graphs_none_is_captured() -> None:
     capturer = FakeCapturer()
     loaded = start(capturer, graph_memory_mb=0)
-    assert (capturer.num_captures, loaded.engine.describe()["graphs"]) == (0, None)
+    assert (capturer.num_captures, loaded.engine.describe().graphs) == (0, None)
 
 
 def test_the_vision_tower_gets_the_memory_that_the_other_graphs_leave(
@@ -176,7 +176,7 @@ def test_graphs_stay_within_their_memory() -> None:
     graphs = graphs_of(start(FakeCapturer(bytes_each=300 << 10), graph_memory_mb=1))
     assert len(graphs.ready) == 4  # the fourth passes the limit, and is the last
     assert graphs.num_bytes == 1200 << 10
-    assert graphs.describe()["failed"] == len(graphs.failed) > 0
+    assert graphs.describe().failed == len(graphs.failed) > 0
 
 
 def test_a_graph_that_computes_something_else_is_not_used() -> None:

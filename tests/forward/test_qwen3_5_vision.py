@@ -282,14 +282,14 @@ def test_a_picture_is_encoded_once_a_request_and_once_while_it_is_kept() -> None
     forgetful = tower(pair)
     forgetful.encode([first, picture(4, 4)])  # `first` has its embeddings; there is no cache for the other
     assert (forgetful.num_encoded, forgetful.num_reused) == (1, 1)
-    assert forgetful.describe()["image_cache_bytes"] == 0
+    assert forgetful.describe().image_cache_bytes == 0
 
 
 def test_the_cache_holds_its_bytes_and_no_more() -> None:
     eyes = tower(Pair(), cache_bytes=10_000)
     for seed in range(40):
         eyes.encode([picture(4, 8, seed)])
-    assert 9_000 <= eyes.describe()["image_cache_bytes"] <= 10_000
+    assert 9_000 <= eyes.describe().image_cache_bytes <= 10_000
 
 
 # All of the library's model that its get_rope_index looks at

@@ -209,7 +209,7 @@ def test_a_prompt_at_the_limit_is_whole_and_one_over_it_is_refused_with_the_coun
 
 def test_the_question_whose_prompt_is_too_long_is_named() -> None:
     long = {"type": "noul", "instructions": "word " * 3000}
-    for questions, named in (({"short": NOUL, "i" * 60: long}, f"question '{'i' * 40}': "), ({"i": long}, "")):
+    for questions, named in (({"short": NOUL, "i" * 60: long}, f"question '{'i' * 40}…': "), ({"i": long}, "")):
         with pytest.raises(TooManyTokens, match=rf"^{named}the prompt has \d+ tokens; the limit is 1000$"):
             starter_prompter(max_tokens=1000).render(request("a", **questions))
 

@@ -26,6 +26,8 @@ from onepass.config import Config
 from onepass.edge.handler import HttpServer
 from onepass.edge.routes import ROUTES
 from onepass.errors import ApiError, DeadlineExceeded, InvalidRequest, Loading, ShuttingDown, StartupError, WorkerDead
+from onepass.status import Status
+from tests.support.statuses import model_status, queue_status
 
 CONTENT_TYPES = ("application/json", "text/plain; version=0.0.4; charset=utf-8", "text/html; charset=utf-8")
 PATIENCE_S = 10.0  # a socket that says nothing for so long has failed the test
@@ -63,6 +65,7 @@ class FakeDecider:
         self.failure: BaseException | None = None
         self.told: queue.Queue[str] = queue.Queue()
         self.num_forwards = 0
+        self.has_images = False
         self._is_loaded = is_loaded
         self._is_draining = False
         self._rows: queue.Queue[FakePending] = queue.Queue()
@@ -133,10 +136,9 @@ class FakeDecider:
     def answer(self, pending: FakePending) -> FakeAnswered:
         return FakeAnswered(pending.future.result())
 
-    def health(self) -> tuple[ApiError | None, dict[str, object]]:
-        error = self.why_not_ready()
-        status = error.error_type if error else "ok"
-        return error, {"status": status, "model": "fake", "device": "cpu", "kernels": "none"}
+    def status(self) -> Status:
+        loaded = model_status(images=self.has_images) if self.ready.is_set() else None
+        return Status(error=self.why_not_ready(), model="fake", queue=queue_status(), loaded=loaded)
 
     def models(self) -> dict[str, object]:
         return {"models": [{"name": "fake"}], "object": "list", "data": []}
