@@ -87,10 +87,6 @@ class Family:
     version: str = ""  # as the checkpoint's files name it
     is_forced: bool = False  # `--family` said so, whatever the files mark
 
-    def describe(self) -> dict[str, Any]:
-        """The part of `/health`."""
-        return {"family": self.name, "family_version": self.version, "family_forced": self.is_forced}
-
 
 UNMARKED = Family(CHAT)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from onepass.checkpoint import find_checkpoint, open_checkpoint
 from onepass.config import Config
 from onepass.errors import StartupError
-from onepass.families.markers import CHAT, DECISION, MARKERS, SERVED, TITLES, FamilyRefused, identify
+from onepass.families.markers import CHAT, DECISION, MARKERS, SERVED, TITLES, Family, FamilyRefused, identify
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER
 
@@ -149,7 +149,7 @@ def test_marks_of_two_families_are_refused_with_both_names(folder: Path) -> None
 
 def test_chat_is_forced_knowingly(folder: Path) -> None:
     write(folder / "jevk5_config.json", "{}")
-    assert identify(folder, "chat").describe() == {"family": "chat", "family_version": "", "family_forced": True}
+    assert identify(folder, "chat") == Family(CHAT, is_forced=True)
 
 
 @pytest.mark.parametrize(("asked", "words"), [("kev", "not served"), ("cat", "one of auto"), ("decision", "none of")])

@@ -36,6 +36,9 @@ QUEUE: dict[str, Any] = {
 MODEL: dict[str, Any] = {
     "source": "folder",
     "revision": None,
+    "family": "chat",
+    "family_version": "",
+    "family_forced": False,
     "verified": None,
     "digests": None,
     "readout": "pointer",
