@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from onepass.checkpoint import open_checkpoint
 from onepass.config import Config
 from onepass.decider import Decider
 from onepass.errors import (
@@ -30,44 +28,9 @@ from onepass.errors import (
     WorkerDead,
 )
 from onepass.loading import Loaded
-from onepass.prompt.prompter import Prompter
-from onepass.prompt.template import DecisionFormat
 from onepass.rows import Row
-from onepass.status import EngineStatus
 from tests.support import ROOT
-from tests.support.checkpoints import STARTER
-from tests.support.statuses import engine_status
-
-WAIT_S = 30
-
-
-class FakeEngine:
-    """Option i of a question gets score i, whatever was asked."""
-
-    def __init__(self, score: Callable[[int], float] = float) -> None:
-        self.score = score
-        self.num_calls = 0
-
-    def forward(self, rows: list[Row]) -> list[list[list[float]]]:
-        self.num_calls += 1
-        return [[[self.score(place) for place in range(len(read.positions) - 1)] for read in row.reads] for row in rows]
-
-    def describe(self) -> EngineStatus:
-        return engine_status()
-
-    def keep_beginning(self, ids: bytes) -> bool:
-        return False
-
-    def reset_counts(self) -> None:
-        pass
-
-    def idle(self) -> bool:
-        return False
-
-
-def loaded(engine: Any) -> Loaded:
-    prompter = Prompter(AutoTokenizer.from_pretrained(STARTER), DecisionFormat.load(STARTER), max_tokens=1000)
-    return Loaded(open_checkpoint(Config()), prompter, engine)
+from tests.support.fake_engine import WAIT_S, FakeEngine, body, loaded
 
 
 @contextmanager
@@ -79,15 +42,6 @@ def running(engine: Any = None, **settings: Any) -> Iterator[Decider]:
         yield decider
     finally:
         decider.drain(WAIT_S)
-
-
-def body(state: Any = "x", **fields: Any) -> bytes:
-    questions = {
-        "n": {"type": "noul", "instructions": "?"},
-        "c": {"type": "choice", "criteria": {"a": None, "b": None, "c": None}},
-        "s": {"type": "score", "criteria": ["low", "high"]},
-    }
-    return json.dumps({"state": state, "questions": questions, **fields}).encode()
 
 
 @pytest.mark.parametrize("encoding", ["joint", "per_question"])
@@ -304,7 +258,7 @@ def test_health_tells_what_is_served_and_how() -> None:
     json.dumps(document)
 
 
-def test_p16_it_starts_where_nothing_can_be_written_and_the_user_has_no_name() -> None:
+def test_it_starts_where_nothing_can_be_written_and_the_user_has_no_name() -> None:
     code = (
         "import builtins, getpass, io, os, tempfile\n"
         "def refuse(*args, **kwargs): raise PermissionError(30, 'Read-only file system')\n"

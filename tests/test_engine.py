@@ -28,7 +28,8 @@ from onepass.wire.schema import parse_request
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER, make_decision_checkpoint
 from tests.support.live import Server
-from tests.support.numbers import DTYPE, are_alike, in_dtype, relative_distance
+from tests.support.precision import DTYPE, are_alike, in_dtype, relative_distance
+from tests.support.prompt_rows import about, rows_of
 
 
 def load(config: Config) -> Loaded:
@@ -43,23 +44,6 @@ def starter() -> Loaded:
 @pytest.fixture(scope="module")
 def labels(labels_checkpoint: Path) -> Loaded:
     return load(Config(model=str(labels_checkpoint), backend="transformers"))
-
-
-def rows_of(loaded: Loaded, seed: int = 0, count: int = 6) -> list[Row]:
-    """Rows of many lengths, questions of every type, in both encodings."""
-    rng = random.Random(seed)
-    rows: list[Row] = []
-    for n in range(count):
-        words = rng.choices(["parcel", "late", "refund", "invoice", "café", "42", "\n"], k=rng.choice([0, 3, 20, 70]))
-        options = {f"option {i}": rng.choice([None, "what it means"]) for i in range(rng.randint(1, 6))}
-        questions = {
-            "a": {"type": "noul", "instructions": "Is it late?"},
-            "b": {"type": "choice", "instructions": "Which?", "criteria": options},
-            "c": {"type": "score", "criteria": ["low", "mid", "high"]},
-        }
-        body = {"state": " ".join(words), "questions": questions, "encoding": loaded.prompter.encodings[n % 2]}
-        rows += loaded.prompter.render(parse_request(json.dumps(body).encode()))
-    return rows
 
 
 def refusal(folder: Path, **settings: Any) -> str:
@@ -97,20 +81,6 @@ def test_a_configuration_the_fast_backend_does_not_cover_goes_to_the_library(cop
 def plain() -> Loaded:
     """The starter without shared states."""
     return load(Config(backend="fast", share_state=False))
-
-
-def about(loaded: Loaded, num_words: int, seed: int = 0, count: int = 6, encoding: str = "per_question") -> list[Row]:
-    """Rows of several questions about one long state."""
-    rng = random.Random(seed)
-    state = " ".join(rng.choices(["parcel", "late", "refund", "invoice", "café", "42"], k=num_words))
-    kinds: list[dict[str, Any]] = [
-        {"type": "noul"},
-        {"type": "choice", "criteria": {"a": "what", "b": None}},
-        {"type": "score", "criteria": ["low", "mid", "high"]},
-    ]
-    questions = {str(n): {"instructions": f"Is it {'really ' * n}so?", **kinds[n % 3]} for n in range(count)}
-    body = {"state": state, "questions": questions, "encoding": encoding}
-    return loaded.prompter.render(parse_request(json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize("num_words", [64, 65, 80, 200, 500])

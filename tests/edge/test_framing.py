@@ -25,7 +25,7 @@ ALLOWED = {200, 400, 401, 404, 405, 408, 411, 413, 415, 422, 431, 503}
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Running]:
+def fake_live() -> Iterator[Running]:
     with serve(read_timeout_s=2.0) as running:
         yield running
 
@@ -221,8 +221,8 @@ def check_answers(running: Running, sent: bytes) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(GARBLED.filter(lambda sent: b"HEAD " not in sent))
-def test_any_bytes_get_well_formed_answers_or_a_clean_close(live: Running, sent: bytes) -> None:
-    check_answers(live, sent)
+def test_any_bytes_get_well_formed_answers_or_a_clean_close(fake_live: Running, sent: bytes) -> None:
+    check_answers(fake_live, sent)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -232,6 +232,6 @@ def test_any_bytes_get_well_formed_answers_or_a_clean_close(live: Running, sent:
     st.binary(max_size=3),
 )
 def test_a_request_with_a_few_bytes_changed_gets_the_same(
-    live: Running, request_bytes: bytes, position: int, change: bytes
+    fake_live: Running, request_bytes: bytes, position: int, change: bytes
 ) -> None:
-    check_answers(live, request_bytes[:position] + change + request_bytes[position + len(change) :])
+    check_answers(fake_live, request_bytes[:position] + change + request_bytes[position + len(change) :])

@@ -28,7 +28,7 @@ KEYS = ("first-key", "second-key")
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Running]:
+def fake_live() -> Iterator[Running]:
     with serve() as running:
         yield running
 
@@ -168,14 +168,14 @@ MALFORMED = {  # name: (bytes, status); whatever follows them is never read as a
 
 @pytest.mark.parametrize(("request_bytes", "status"), MALFORMED.values(), ids=MALFORMED.keys())
 def test_a_request_that_cannot_be_followed_gets_one_answer_and_a_closed_connection(
-    live: Running, request_bytes: bytes, status: int
+    fake_live: Running, request_bytes: bytes, status: int
 ) -> None:
-    with live.connect() as client:
+    with fake_live.connect() as client:
         client.send(request_bytes + get("/livez"))
         response = client.read()
         assert (response.status, response.headers["connection"]) == (status, "close")
         assert client.is_closed()
-    assert live.ask(post(b"{}")).status == 200
+    assert fake_live.ask(post(b"{}")).status == 200
 
 
 KEPT = {  # name: (bytes, status)
@@ -245,17 +245,17 @@ KEPT = {  # name: (bytes, status)
 
 @pytest.mark.parametrize(("request_bytes", "status"), KEPT.values(), ids=KEPT.keys())
 def test_a_request_that_was_read_whole_leaves_the_connection_usable(
-    live: Running, request_bytes: bytes, status: int
+    fake_live: Running, request_bytes: bytes, status: int
 ) -> None:
-    with live.connect() as client:
+    with fake_live.connect() as client:
         response = client.send(request_bytes).read()
         assert (response.status, response.headers["connection"]) == (status, "keep-alive")
         assert client.is_kept()
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz", "/readyz", "/livez", "/v1/models", "/openapi.json"])
-def test_head_says_what_get_says_without_a_body(live: Running, path: str) -> None:
-    with live.connect() as client:
+def test_head_says_what_get_says_without_a_body(fake_live: Running, path: str) -> None:
+    with fake_live.connect() as client:
         full = client.send(get(path)).read()
         bare = client.send(get(path, method="HEAD")).read(is_head=True)
         assert bare.headers["content-length"] == full.headers["content-length"] == str(len(full.body))
@@ -272,9 +272,9 @@ def test_head_says_what_get_says_without_a_body(live: Running, path: str) -> Non
         (lines("HEAD /health HTTP/2.0", "Host: x"), 400),
     ],
 )
-def test_a_refusal_of_head_has_no_body_either(live: Running, request_bytes: bytes, status: int) -> None:
+def test_a_refusal_of_head_has_no_body_either(fake_live: Running, request_bytes: bytes, status: int) -> None:
     """Its length announces the body that GET would have got, and what follows is the next response."""
-    with live.connect() as client:
+    with fake_live.connect() as client:
         response = client.send(request_bytes).read(is_head=True)
         assert response.status == status
         assert int(response.headers["content-length"]) > 0
@@ -282,17 +282,17 @@ def test_a_refusal_of_head_has_no_body_either(live: Running, request_bytes: byte
 
 
 @pytest.mark.parametrize("request_bytes", [get("/health"), get("/nope"), post(b"["), get("/health") + get("/livez")])
-def test_a_client_that_has_said_all_it_will_say_gets_its_answers(live: Running, request_bytes: bytes) -> None:
+def test_a_client_that_has_said_all_it_will_say_gets_its_answers(fake_live: Running, request_bytes: bytes) -> None:
     """Half-closed before the answers: `curl` and `nc -N` do that. A decision is given up: see below."""
-    with live.connect() as client:
+    with fake_live.connect() as client:
         client.send(request_bytes).socket.shutdown(socket.SHUT_WR)
         for _ in range(request_bytes.count(b"Host")):
             assert client.read().status in (200, 404, 422)
         assert client.is_closed()
 
 
-def test_http_1_0_gets_no_continue(live: Running) -> None:
-    with live.connect() as client:
+def test_http_1_0_gets_no_continue(fake_live: Running) -> None:
+    with fake_live.connect() as client:
         fields = ("Connection: keep-alive", "Content-Length: 2", "Expect: 100-continue")
         client.send(lines("POST /v1/systemone HTTP/1.0", *fields))
         assert not select.select([client.socket], [], [], 0.1)[0]
@@ -300,21 +300,21 @@ def test_http_1_0_gets_no_continue(live: Running) -> None:
         assert client.is_kept()
 
 
-def test_nothing_is_continued_that_has_begun(live: Running) -> None:
-    with live.connect() as client:
+def test_nothing_is_continued_that_has_begun(fake_live: Running) -> None:
+    with fake_live.connect() as client:
         assert client.send(post(b"{}", headers="Expect: 100-continue\r\n")).read().status == 200
         assert client.is_kept()
 
 
-def test_a_wrong_method_is_told_the_right_ones(live: Running) -> None:
-    assert live.ask(get("/v1/systemone")).headers["allow"] == "POST, OPTIONS"
-    assert live.ask(get("/health", method="PUT")).headers["allow"] == "GET, HEAD, OPTIONS"
-    assert live.ask(get("/v1/systemone")).body == b'{"detail":"Method Not Allowed"}'
-    assert live.ask(get("/nope")).body == b'{"detail":"Not Found"}'
+def test_a_wrong_method_is_told_the_right_ones(fake_live: Running) -> None:
+    assert fake_live.ask(get("/v1/systemone")).headers["allow"] == "POST, OPTIONS"
+    assert fake_live.ask(get("/health", method="PUT")).headers["allow"] == "GET, HEAD, OPTIONS"
+    assert fake_live.ask(get("/v1/systemone")).body == b'{"detail":"Method Not Allowed"}'
+    assert fake_live.ask(get("/nope")).body == b'{"detail":"Not Found"}'
 
 
-def test_a_decision_carries_its_times(live: Running) -> None:
-    timing = live.ask(post(b"{}")).headers["server-timing"]
+def test_a_decision_carries_its_times(fake_live: Running) -> None:
+    timing = fake_live.ask(post(b"{}")).headers["server-timing"]
     assert re.fullmatch(
         r"read;dur=\d+\.\d\d, parse;dur=0\.12, render;dur=0\.25, queue;dur=1\.25, model;dur=2\.50, readout;dur=0\.50,"
         r" total;dur=\d+\.\d\d",
@@ -322,17 +322,17 @@ def test_a_decision_carries_its_times(live: Running) -> None:
     )
 
 
-def test_a_request_arrives_whole_however_it_is_cut(live: Running) -> None:
+def test_a_request_arrives_whole_however_it_is_cut(fake_live: Running) -> None:
     whole = chunked(b"1\r\n[\r\n1\r\n]\r\n0\r\n\r\n")
-    with live.connect() as client:
+    with fake_live.connect() as client:
         for position in range(1, len(whole)):
             client.send(whole[:position])
             client.send(whole[position:])
             assert client.read().body == b"[]"
 
 
-def test_pipelined_requests_are_answered_in_order(live: Running) -> None:
-    with live.connect() as client:
+def test_pipelined_requests_are_answered_in_order(fake_live: Running) -> None:
+    with fake_live.connect() as client:
         client.send(b"".join(post(b"%d" % number) for number in range(20)) + get("/nope"))
         assert [client.read().body for _ in range(20)] == [b"%d" % number for number in range(20)]
         assert client.read().status == 404
@@ -346,9 +346,9 @@ def test_no_request_hides_in_the_body_of_a_refused_one(locked: Running) -> None:
         assert client.is_closed()
 
 
-def test_small_requests_meet_no_delayed_acknowledgement(live: Running) -> None:
+def test_small_requests_meet_no_delayed_acknowledgement(fake_live: Running) -> None:
     waits = []
-    with live.connect() as client:
+    with fake_live.connect() as client:
         for request in [get("/livez"), post(b"{}")] * 50:
             start = time.monotonic()
             client.send(request).read()
@@ -410,8 +410,8 @@ def test_a_key_is_asked_for_where_the_contract_says_so(locked: Running) -> None:
     assert locked.ask(post(b"{}", path="/v1/v1/systemone")).status == 401
 
 
-def test_without_keys_the_header_is_ignored(live: Running) -> None:
-    assert live.ask(post(b"{}", headers="Authorization: \xff\xfe\r\n")).status == 200
+def test_without_keys_the_header_is_ignored(fake_live: Running) -> None:
+    assert fake_live.ask(post(b"{}", headers="Authorization: \xff\xfe\r\n")).status == 200
 
 
 # States
@@ -434,20 +434,20 @@ def test_a_dead_worker_ends_liveness() -> None:
             assert (running.ask(request).status, running.ask(request).error_type) == (503, "worker_dead")
 
 
-def test_our_own_fault_is_a_500_without_internals(live: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_our_own_fault_is_a_500_without_internals(fake_live: Running, caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> dict[str, object]:
         raise FileNotFoundError("a secret path")
 
-    live.decider.models = fail  # type: ignore[method-assign]
+    fake_live.decider.models = fail  # type: ignore[method-assign]
     for request in (post(b'"boom"'), get("/v1/models")):
         caplog.clear()
-        with live.connect() as client:
+        with fake_live.connect() as client:
             response = client.send(request).read()
             assert (response.status, response.error_type) == (500, "internal_error")
             assert b"secret" not in response.body
             assert client.is_closed()
         assert [record.exc_info is not None for record in caplog.records].count(True) == 1
-    del live.decider.models
+    del fake_live.decider.models
 
 
 # Slow, stalled and leaving clients
@@ -528,16 +528,16 @@ def test_a_client_that_waits_for_continue_gets_it_or_a_refusal(locked: Running) 
 
 
 @pytest.mark.parametrize("begun", [b"GET /hea", get("/health")[:-2], post(b"{}")[:-1], chunked(b"2\r\n{}\r\n0\r\n")])
-def test_a_request_cut_short_is_told_so(live: Running, begun: bytes) -> None:
-    with live.connect() as client:
+def test_a_request_cut_short_is_told_so(fake_live: Running, begun: bytes) -> None:
+    with fake_live.connect() as client:
         client.send(begun).socket.shutdown(socket.SHUT_WR)
         assert client.read().status == 400
         assert client.is_closed()
 
 
-def test_a_connection_closed_before_a_request_gets_nothing(live: Running) -> None:
+def test_a_connection_closed_before_a_request_gets_nothing(fake_live: Running) -> None:
     for begun in (b"", b"\r\n"):
-        with live.connect() as client:
+        with fake_live.connect() as client:
             client.send(begun).socket.shutdown(socket.SHUT_WR)
             assert client.is_closed()
 
@@ -735,9 +735,9 @@ def test_a_preflight_is_answered_without_a_key() -> None:
     ("client_id", "shown"), [("abc-1.2_3", "abc-1.2_3"), ("a b", "-"), ("x" * 65, "-"), ("\xe9", "-"), ("a=b", "-")]
 )
 def test_each_request_is_one_log_line_without_its_text(
-    live: Running, caplog: pytest.LogCaptureFixture, client_id: str, shown: str
+    fake_live: Running, caplog: pytest.LogCaptureFixture, client_id: str, shown: str
 ) -> None:
-    with caplog.at_level(logging.INFO), live.connect() as client:
+    with caplog.at_level(logging.INFO), fake_live.connect() as client:
         request = post(b'"private"', path="/systemone?private", headers=f"X-Request-Id: {client_id}\r\n")
         response = client.send(request).read()
         unknown = client.send(get("/private", method="PRIVATE")).read()

@@ -20,7 +20,7 @@ from onepass.config import Config
 from onepass.edge.listener import make_tls_context, remove_stale_socket
 from onepass.errors import StartupError
 from tests.support.http_client import PATIENCE_S, Client, Running, get, post, serve
-from tests.system.test_shutdown import run
+from tests.support.program import run
 
 
 def curl(*arguments: str) -> tuple[int, str, str]:

@@ -21,8 +21,8 @@ from onepass.loading import Loaded, load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
 from tests.support.fake_graphs import CaptureMode, FakeCapturer
-from tests.support.numbers import are_alike, in_dtype
-from tests.test_engine import about, rows_of
+from tests.support.precision import are_alike, in_dtype
+from tests.support.prompt_rows import about, rows_of
 
 LADDER = Buckets(
     rows=(1, 2, 4), widths=(32, 64, 128), suffix_widths=(16, 64), pasts=(64, 256), reads=16, scores=16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from onepass.forward import qwen3_5
@@ -23,7 +21,7 @@ from onepass.forward.fast_backend import flatten
 from onepass.forward.loader import BadWeights, TensorReader, UnsupportedModel
 from onepass.forward.prefix import Prefix
 from onepass.forward.qwen3_5 import Spec, Weights, forward
-from tests.support.fake_graphs import READS_ON_THE_HOST
+from tests.support.no_sync import no_sync
 
 TOLERANCE = 2e-5  # of the largest logit
 DIFFERS = 0.05  # of the largest logit: what is wrong is wrong by this at least
@@ -441,25 +439,6 @@ def test_only_the_positions_read_come_back_in_the_order_asked(last_layer: str, h
 
 
 # No host synchronisation
-
-
-class NoSync(TorchDispatchMode):
-    """Fails on every operation that reads a value on the host or whose shape depends on one."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.overloadpacket.__name__ not in READS_ON_THE_HOST, func
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def no_sync(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("a tensor's value was read on the host")
-
-    with monkeypatch.context() as patch, NoSync():
-        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__len__"):
-            patch.setattr(Tensor, name, refuse)
-        yield
 
 
 @pytest.mark.parametrize("pack", [False, True])

@@ -38,9 +38,9 @@ from onepass.forward.tower import Tower, rope_positions
 from onepass.loading import Loaded, load, read_pictures
 from onepass.rows import PictureTokens, PlacedPicture, Row
 from onepass.wire.schema import parse_request
-from tests.forward.test_qwen3_5 import no_sync
 from tests.support.checkpoints import PREPROCESSOR, TINY_VISION, make_vision_checkpoint, scale_up
 from tests.support.fake_graphs import FakeCapturer
+from tests.support.no_sync import no_sync
 
 TOLERANCE = 2e-5  # of the largest value
 DIFFERS = 0.01

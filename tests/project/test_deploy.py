@@ -19,15 +19,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from onepass.config import API_KEY_VARIABLE, ENVIRONMENT_PREFIX, Config, _flags
+from onepass.config import ENVIRONMENT_PREFIX, Config
 from server import ROUTES, WRITE_GRACE_S
 from tests.support import ROOT
 from tests.support.live import Server
+from tests.support.variables import VARIABLES
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 KUBERNETES_VERSION = "1.34"
-VARIABLES = {API_KEY_VARIABLE} | {ENVIRONMENT_PREFIX + item.name.upper() for item in _flags()}
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -20,8 +20,8 @@ from onepass.decider import Decider
 from onepass.decisions.labelled import read_row
 from onepass.wire.schema import parse_request
 from server import ROUTES
-from tests.project.test_deploy import VARIABLES
 from tests.support.tool import ROOT, Tool
+from tests.support.variables import VARIABLES
 
 PAGES = sorted(ROOT.glob("docs/*.md"))
 ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]

@@ -129,3 +129,17 @@ def test_the_server_starts_without_the_heavy_packages() -> None:
     code = f"import sys, server; print({heavy} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+def test_no_test_imports_a_test() -> None:
+    """What several tests share is in `tests/support/`."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        assert not [name for name in modules if name.split(".")[-1].startswith("test_")], path
+
+
+def test_no_helper_of_the_tests_has_a_name_of_the_standard_library() -> None:
+    """A program that runs from its folder would import it in place of the library's."""
+    names = {path.stem for path in (ROOT / "tests" / "support").glob("*.py")}
+    assert not names & sys.stdlib_module_names

@@ -12,7 +12,7 @@ from onepass.decider import Decider
 from onepass.edge.handler import HttpServer
 from onepass.edge.routes import ROUTES
 from onepass.rows import Row
-from tests.test_decider import WAIT_S, FakeEngine, loaded
+from tests.support.fake_engine import WAIT_S, FakeEngine, loaded
 
 
 class HeldEngine(FakeEngine):

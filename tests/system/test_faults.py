@@ -28,10 +28,10 @@ from onepass.errors import OutOfMemory
 from onepass.rows import Row
 from tests.support import ROOT
 from tests.support.checkpoints import STARTER
+from tests.support.fake_engine import body
 from tests.support.http_client import PATIENCE_S, Client, get, post
 from tests.support.live import Server
 from tests.support.real_server import HeldEngine, serve
-from tests.test_decider import body
 
 NOUL = {"type": "noul", "instructions": "Is the customer asking for a refund?"}
 RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER on, of 0 s: closing sends a reset
@@ -94,7 +94,7 @@ def raising(error: Callable[[], Exception], is_hit: Callable[[list[Row]], bool])
         (lambda: MemoryError(), 500, "internal_error"),  # beside the engine, which makes OutOfMemory of its own
     ],
 )
-def test_p26_one_bad_row_of_eight_requests_fails_alone(error: Any, status: int, kind: str) -> None:
+def test_one_bad_row_of_eight_requests_fails_alone(error: Any, status: int, kind: str) -> None:
     engine = HeldEngine()
     with serve(engine, max_batch_ms=0) as server:
         longest = len("a long state that is the culprit ") * 3

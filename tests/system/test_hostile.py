@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onepass.edge.handler import HttpServer
+from tests.support.fake_engine import body
 from tests.support.http_client import Client, Response, get, post
 from tests.support.real_server import serve
-from tests.test_decider import body
 
 ALLOWED = {200, 400, 413, 415, 422}  # of a request whose framing and path are right
 HOSTILE = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,7 +17,7 @@ from onepass.decider import Decider
 from onepass.loading import load
 from onepass.wire.schema import parse_request
 from tests.support.checkpoints import STARTER
-from tests.support.numbers import DTYPE, PROBABILITY_TOLERANCE, in_dtype
+from tests.support.precision import DTYPE, PROBABILITY_TOLERANCE, in_dtype
 
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}[DTYPE]
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -227,7 +227,7 @@ def wrapped(text: str) -> str:
     ],
     ids=["plain", "data url", "line breaks", "no padding", "url-safe", "@@@@", "text"],
 )
-def test_p21_base64_is_read_as_the_contract_says(seeing: Server, change: Any, is_read: bool) -> None:
+def test_base64_is_read_as_the_contract_says(seeing: Server, change: Any, is_read: bool) -> None:
     for data in (PNG + b"\0" * (-len(PNG) % 3 + 1), JPEG + b"\0" * (-len(JPEG) % 3 + 1)):  # so that there is padding
         picture = change(encoded(data))
         status, document = ask(seeing, "see <image:a>", images={"a": picture})
@@ -245,7 +245,7 @@ def test_p21_base64_is_read_as_the_contract_says(seeing: Server, change: Any, is
     [JPEG[:-128], b"just some text, no picture at all", b"", b"data:image/png;base64"],
     ids=["cut off", "text", "zero bytes", "data URL without comma"],
 )
-def test_p22_a_file_that_is_no_picture_is_a_400_that_names_it(seeing: Server, data: bytes) -> None:
+def test_a_file_that_is_no_picture_is_a_400_that_names_it(seeing: Server, data: bytes) -> None:
     sent = data.decode() if data.startswith(b"data:") else encoded(data)
     said = message(*ask(seeing, "see <image:a>", images={"a": sent}))
     assert said.startswith("image 'a'")
@@ -269,7 +269,7 @@ def test_p22_a_file_that_is_no_picture_is_a_400_that_names_it(seeing: Server, da
         ((31, 639), True),
     ],
 )
-def test_p23_any_size_is_shown_but_what_is_200_times_as_long_as_wide(
+def test_any_size_is_shown_but_what_is_200_times_as_long_as_wide(
     seeing: Server, size: tuple[int, int], is_read: bool
 ) -> None:
     status, document = ask(seeing, "<image:1>", images=[encoded(save(drawing(*size)))])
@@ -280,7 +280,7 @@ def test_p23_any_size_is_shown_but_what_is_200_times_as_long_as_wide(
         assert "more than 200 times" in message(status, document)
 
 
-def test_p24_a_turned_photo_is_upright(seeing: Server) -> None:
+def test_a_turned_photo_is_upright(seeing: Server) -> None:
     for orientation in range(1, 9):
         exif = Pillow.Exif()
         exif[0x0112] = orientation
@@ -292,7 +292,7 @@ def test_p24_a_turned_photo_is_upright(seeing: Server) -> None:
         )
 
 
-def test_p24_every_mode_is_shown_and_transparency_is_white(seeing: Server) -> None:
+def test_every_mode_is_shown_and_transparency_is_white(seeing: Server) -> None:
     clear = drawing().copy()
     clear.putalpha(0)
     deep = Pillow.fromarray(np.asarray(drawing().convert("L")).astype(np.uint16) * 257)
