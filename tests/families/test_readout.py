@@ -100,7 +100,7 @@ def test_control_tokens_that_the_library_lets_through_are_the_same_text_and_no_t
 
 def test_health_names_the_family_and_its_prompt(served: tuple[str, Decider]) -> None:
     name, decider = served
-    facts = decider.health()[1]
+    facts = decider.status().document()
     assert (facts["family"], facts["readout"], facts["family_forced"]) == ("readout", "linear", False)
     assert facts["family_version"] in (name, "")
 
