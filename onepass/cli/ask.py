@@ -111,13 +111,18 @@ def name_files(message: str, image_paths: Sequence[str]) -> str:
     return _PICTURE.sub(name, message)
 
 
-def ask_server(url: str, body: bytes, environ: Mapping[str, str], image_paths: Sequence[str] = ()) -> bytes:
-    """Return the answer of a running server. Raises `StartupError` for any other reply."""
+def make_server_request(url: str, body: bytes, environ: Mapping[str, str]) -> urllib.request.Request:
+    """Return the request for a decision of the server at `url`, with the API key of the environment."""
     headers = {"Content-Type": "application/json"}
     if key := own_variables(environ).get(API_KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
+    return urllib.request.Request(url.rstrip("/") + "/v1/systemone", body, headers)
+
+
+def ask_server(url: str, body: bytes, environ: Mapping[str, str], image_paths: Sequence[str] = ()) -> bytes:
+    """Return the answer of a running server. Raises `StartupError` for any other reply."""
     try:
-        request = urllib.request.Request(url.rstrip("/") + "/v1/systemone", body, headers)
+        request = make_server_request(url, body, environ)
         with urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S) as response:
             answer: bytes = response.read()
             return answer

@@ -23,9 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from onepass.cli.ask import plain
+from onepass.cli.ask import make_server_request, plain
 from onepass.cli.files import open_file, read_lines
-from onepass.config import API_KEY_VARIABLE, own_variables
 from onepass.decisions.evaluation import Case, Figures, cases_of, evaluate, reordered
 from onepass.decisions.labelled import LabelledRow, read_row
 from onepass.decisions.report import Comparison, render
@@ -125,14 +124,11 @@ class KeptAnswers:
 
 def server_at(url: str, environ: Mapping[str, str]) -> Ask:
     """Asks the server at the address. Its errors: `BadRequest` for the row's fault, `StartupError` for its own."""
-    headers = {"Content-Type": "application/json"}
-    if key := own_variables(environ).get(API_KEY_VARIABLE):
-        headers["Authorization"] = f"Bearer {key}"
 
     def ask(body: bytes) -> bytes:
         for number in range(1, MAX_TRIES + 1):
             try:
-                request = urllib.request.Request(url.rstrip("/") + "/v1/systemone", body, headers)
+                request = make_server_request(url, body, environ)
                 with urllib.request.urlopen(request, timeout=SERVER_TIMEOUT_S) as response:
                     answer: bytes = response.read()
                     return answer
